@@ -1,0 +1,46 @@
+/* convert.h - a checkpoint in the release's layout becomes a container.
+ *
+ * Streaming and resumable: a unit of work is one record (its source tensors are read, quantised and
+ * written to the record's final place); a checksummed ledger marks records that are durable. Memory
+ * is a few tensors per thread, whatever the shard size. The same source and options give the same
+ * bytes with any number of threads and after any interruption.
+ *
+ * Threads: md_convert from one; it runs the team. */
+#ifndef MODEL_CONVERT_CONVERT_H
+#define MODEL_CONVERT_CONVERT_H
+
+#include "base/team.h"
+#include "model/container/container.h"
+
+typedef struct {
+    const char *source, *target; /* directories */
+    kn_format expert_format, dense_format;
+    bool grid_fine;
+    float latent_eps;   /* 0: rms_norm_eps of config.json */
+    bool consume;       /* delete a source shard once all its records are durable and re-read */
+    bool dry_run;       /* plan, check names, shapes and disk; write nothing */
+    bool verify_only;   /* re-read an existing container's records and compare with a fresh quantisation */
+    bool quiet;         /* no progress line */
+    uint64_t memory_bytes; /* bound for all buffers; 0: 2 GiB */
+} md_convert_spec;
+
+typedef struct {
+    uint64_t source_bytes, target_bytes; /* planned */
+    uint64_t records_total, records_done, records_resumed;
+    uint64_t shards_deleted;
+    uint64_t free_bytes;       /* on the target's filesystem before the run */
+    double seconds;
+    uint8_t model_id[32];
+    uint64_t mismatches;       /* verify_only */
+} md_convert_result;
+
+/* Errors  RT_EFORMAT       the source is damaged or lacks a tensor (named; MTP and indexer included)
+ *         RT_EUNSUPPORTED  another model_type, fused expert names, a dtype we do not read
+ *         RT_ENOSPACE      needed and free are named; checked before anything is written, and again
+ *                          when a write fails
+ *         RT_EINVAL        the target holds another conversion (which option differs is named)
+ *         RT_ECANCELED     a stop was requested; the ledger is durable, run again to resume */
+RT_MUST_CHECK rt_status md_convert(const md_convert_spec *spec, rt_team *team,
+                                   md_convert_result *result, rt_err *err);
+
+#endif

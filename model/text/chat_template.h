@@ -1,11 +1,11 @@
 /* chat_template.h - conversations as GLM-5.2's released chat template writes them, as ids.
  *
  * The template is written in C rather than interpreted: it is fixed for a model, and interpreting
- * Jinja would make the step that separates control tokens from user text impossible. Rendering gives
- * segments: the template's own control tokens, and the text between two of them, joined. Each text is
- * then split and encoded with added-token matching off, so what a user writes never becomes a control
- * token. In compat mode the string is encoded with every added token matched, as transformers does;
- * the two differ only where a message itself holds the text of an added token.
+ * Jinja would make the step that separates control tokens from user text impossible. Rendering
+ * gives segments: the template's own control tokens, and the text between two of them, joined. Each
+ * text is then split and encoded with added-token matching off, so what a user writes never becomes
+ * a control token. In compat mode the string is encoded with every added token matched, as
+ * transformers does; the two differ only where a message itself holds the text of an added token.
  *
  * Threads: any; a rendered chat never changes. */
 #ifndef MODEL_TEXT_CHAT_TEMPLATE_H
@@ -26,7 +26,8 @@ typedef enum { MD_ROLE_SYSTEM, MD_ROLE_USER, MD_ROLE_ASSISTANT, MD_ROLE_TOOL } m
 typedef enum {
     MD_PART_TEXT,
     MD_PART_OUTPUT,         /* one of several results of a tool message: a block of its own */
-    MD_PART_TOOL_REFERENCE, /* tool messages: text is the name of a tool whose definition is shown */
+    MD_PART_TOOL_REFERENCE, /* tool messages: text is the name of a tool whose definition is shown
+                             */
     MD_PART_IMAGE,          /* this and the rest: a fixed reminder that the model cannot see it */
     MD_PART_VIDEO,
     MD_PART_AUDIO,
@@ -55,8 +56,8 @@ typedef struct {
 typedef struct {
     const md_message *messages;
     size_t message_count;
-    const json_t *tools;          /* an array in OpenAI's shape, or NULL; borrowed */
-    bool add_generation_prompt;   /* end with the assistant's opening */
+    const json_t *tools;        /* an array in OpenAI's shape, or NULL; borrowed */
+    bool add_generation_prompt; /* end with the assistant's opening */
     bool enable_thinking;
     const char *reasoning_effort; /* "high", or anything else (also NULL), which means max */
     bool clear_thinking;          /* drop the reasoning of turns before the last user message */
@@ -74,11 +75,10 @@ typedef enum {
 } md_null_content;
 
 /* Reads an array of {"role", "content", "reasoning_content", "tool_calls"}. content is a string,
- * null, or a list of strings and typed parts; "developer" means "system"; arguments are an object or
- * a string that holds one. The JSON is borrowed and must outlive the result.
- *   Errors  RT_EINVAL  wrong types, an unknown role or part, arguments that are no object: names the
- *                      message by its index
- *           RT_ENOMEM */
+ * null, or a list of strings and typed parts; "developer" means "system"; arguments are an object
+ * or a string that holds one. The JSON is borrowed and must outlive the result. Errors  RT_EINVAL
+ * wrong types, an unknown role or part, arguments that are no object: names the message by its
+ * index RT_ENOMEM */
 RT_MUST_CHECK rt_status md_chat_messages_read(const json_t *array, md_null_content null_content,
                                               md_chat_messages **out, rt_err *err);
 void md_chat_messages_free(md_chat_messages *messages); /* NULL allowed */
@@ -88,13 +88,12 @@ const md_message *md_chat_messages_data(const md_chat_messages *messages, size_t
 typedef struct md_chat md_chat;
 
 typedef struct {
-    bool control;  /* one of the template's control tokens; else text for MD_MATCH_NONE */
-    md_text text;  /* a control token's name, or the text; never empty; borrowed from the chat */
+    bool control; /* one of the template's control tokens; else text for MD_MATCH_NONE */
+    md_text text; /* a control token's name, or the text; never empty; borrowed from the chat */
 } md_chat_segment;
 
-/*   Errors  RT_EINVAL  tools that are no array of objects, arguments that are no object, a reference
- *                      to a tool that is not there, a rendering beyond MD_TEXT_BYTES_MAX
- *           RT_ENOMEM */
+/*   Errors  RT_EINVAL  tools that are no array of objects, arguments that are no object, a
+ * reference to a tool that is not there, a rendering beyond MD_TEXT_BYTES_MAX RT_ENOMEM */
 RT_MUST_CHECK rt_status md_chat_render(const md_chat_request *request, md_chat **out, rt_err *err);
 void md_chat_free(md_chat *chat); /* NULL allowed */
 

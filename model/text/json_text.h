@@ -1,8 +1,9 @@
 /* json_text.h - JSON as Python's json.dumps(value, ensure_ascii=False) writes it.
  *
- * Chat templates print tool definitions and arguments through it, and the model was trained on those
- * very characters: ", " and ": " between items, key order kept, floats in Python's repr. jansson's own
- * dump differs in separators (compact or indented only), in floats (17 digits) and in escapes.
+ * Chat templates print tool definitions and arguments through it, and the model was trained on
+ * those very characters: ", " and ": " between items, key order kept, floats in Python's repr.
+ * jansson's own dump differs in separators (compact or indented only), in floats (17 digits) and in
+ * escapes.
  *
  * Threads: any. */
 #ifndef MODEL_TEXT_JSON_TEXT_H

@@ -5,9 +5,10 @@
  * can be checked against the very token that would have been sampled. The key is the seed; the
  * counter holds the position and the choice (which of several answers to one request).
  *
- * Order of the filters, as in transformers: temperature, top_k, top_p, min_p. Candidates are ordered
- * by logit, then by lower id; probabilities come from kn_expf and are summed in double in a fixed
- * order. A candidate list grows by selection from the largest down, until the draw is decided.
+ * Order of the filters, as in transformers: temperature, top_k, top_p, min_p. Candidates are
+ * ordered by logit, then by lower id; probabilities come from kn_expf and are summed in double in a
+ * fixed order. A candidate list grows by selection from the largest down, until the draw is
+ * decided.
  *
  * Threads: one owner. Allocates at create only. */
 #ifndef MODEL_TEXT_SAMPLER_H
@@ -29,8 +30,8 @@ typedef struct {
 typedef struct md_sampler md_sampler;
 
 /* vocab: length of the rows, at least 1.
- *   Errors  RT_EINVAL  temperature negative or not finite, top_p outside (0, 1], min_p outside [0, 1]
- *           RT_ENOMEM */
+ *   Errors  RT_EINVAL  temperature negative or not finite, top_p outside (0, 1], min_p outside [0,
+ * 1] RT_ENOMEM */
 RT_MUST_CHECK rt_status md_sampler_create(const md_sampler_spec *spec, uint32_t vocab,
                                           md_sampler **out, rt_err *err);
 void md_sampler_free(md_sampler *sampler); /* NULL allowed */

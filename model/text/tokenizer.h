@@ -6,11 +6,11 @@
  * built, so opening it costs one pass over the bytes and one regular-expression compile.
  *
  * What is supported is what GLM-5.x uses: BPE without dropout, unk or byte fallback; no normaliser;
- * pre-tokeniser Split(Regex, Isolated) then ByteLevel without its own regex; added tokens matched as
- * exact bytes. Everything else is refused by name, never guessed.
+ * pre-tokeniser Split(Regex, Isolated) then ByteLevel without its own regex; added tokens matched
+ * as exact bytes. Everything else is refused by name, never guessed.
  *
- * Text that is not UTF-8: each maximal run of bytes that belongs to no well-formed code point is one
- * piece of its own and is encoded by its bytes; the well-formed stretches around it are split
+ * Text that is not UTF-8: each maximal run of bytes that belongs to no well-formed code point is
+ * one piece of its own and is encoded by its bytes; the well-formed stretches around it are split
  * separately. So every byte string can be encoded and decodes to itself.
  *
  * Threads: an open tokenizer never changes; any number of threads may use it at once. */
@@ -24,10 +24,10 @@
 #include <stdint.h>
 
 enum {
-    MD_TOKENIZER_VERSION = 1,         /* of the image; another version is refused */
-    MD_TOKENIZER_IDS_MAX = 1 << 20,   /* ids an image may hold; GLM-5.x has 154,856 */
+    MD_TOKENIZER_VERSION = 1,       /* of the image; another version is refused */
+    MD_TOKENIZER_IDS_MAX = 1 << 20, /* ids an image may hold; GLM-5.x has 154,856 */
     MD_TOKENIZER_MERGES_MAX = 1 << 22,
-    MD_TEXT_BYTES_MAX = 1 << 26,      /* of one encode: far beyond a million-token context */
+    MD_TEXT_BYTES_MAX = 1 << 26, /* of one encode: far beyond a million-token context */
 };
 
 typedef struct md_tokenizer md_tokenizer;
@@ -50,18 +50,16 @@ RT_MUST_CHECK rt_status md_ids_push(md_ids *ids, uint32_t id, rt_err *err); /* R
 
 /* Compiles tokenizer.json (bytes long, needs no NUL) into an image: little-endian, versioned, with
  * an XXH3 checksum; the same JSON gives the same bytes on every machine. *image is malloc'd.
- *   Errors  RT_EFORMAT       not JSON, wrong types, an id twice, out of range or missing, a merge of
- *                            or into something that is not in the vocabulary, a byte without a token
- *           RT_EUNSUPPORTED  a feature this tokenizer does not have, by name
- *           RT_ENOMEM */
+ *   Errors  RT_EFORMAT       not JSON, wrong types, an id twice, out of range or missing, a merge
+ * of or into something that is not in the vocabulary, a byte without a token RT_EUNSUPPORTED  a
+ * feature this tokenizer does not have, by name RT_ENOMEM */
 RT_MUST_CHECK rt_status md_tokenizer_compile(const char *json, size_t bytes, uint8_t **image,
                                              size_t *image_bytes, rt_err *err);
 
-/* Opens an image. It is borrowed (read, or mapped by the caller; any alignment) and must outlive the
- * tokenizer. The checksum and every offset, id and table are checked.
- *   Errors  RT_EFORMAT       not an image of this version, or damaged: says where
- *           RT_EUNSUPPORTED  the split pattern uses syntax that is not supported
- *           RT_ENOMEM */
+/* Opens an image. It is borrowed (read, or mapped by the caller; any alignment) and must outlive
+ * the tokenizer. The checksum and every offset, id and table are checked. Errors  RT_EFORMAT not an
+ * image of this version, or damaged: says where RT_EUNSUPPORTED  the split pattern uses syntax that
+ * is not supported RT_ENOMEM */
 RT_MUST_CHECK rt_status md_tokenizer_open(const void *image, size_t bytes, md_tokenizer **out,
                                           rt_err *err);
 void md_tokenizer_close(md_tokenizer *tokenizer); /* NULL allowed */
@@ -91,7 +89,8 @@ typedef enum {
 
 typedef struct {
     md_match_mode mode;
-    const uint32_t *ids; /* MD_MATCH_LISTED only: ids of added tokens, any order; others never match */
+    const uint32_t
+        *ids; /* MD_MATCH_LISTED only: ids of added tokens, any order; others never match */
     size_t count;
 } md_match;
 

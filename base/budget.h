@@ -23,7 +23,8 @@ typedef struct {
     } lines[RT_BUDGET_LINES_MAX];
 } rt_budget;
 
-/* limit_bytes 0: what the machine has available now (MemAvailable, the cgroup's limit), less 5 %. */
+/* limit_bytes 0: what the machine has available now (MemAvailable, the cgroup's limit), less 5 %.
+ */
 void rt_budget_init(rt_budget *budget, uint64_t limit_bytes);
 uint64_t rt_memory_available_bytes(void);
 

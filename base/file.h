@@ -1,4 +1,5 @@
-/* file.h - whole-file helpers with errors that name the path. EINTR and short transfers are retried.
+/* file.h - whole-file helpers with errors that name the path. EINTR and short transfers are
+ * retried.
  *
  * Threads: any. */
 #ifndef BASE_FILE_H

@@ -23,21 +23,21 @@ typedef enum {
 } rt_opt_kind;
 
 typedef struct {
-    const char *name;  /* long name; NULL ends the table */
-    char key;          /* short name or 0 */
+    const char *name; /* long name; NULL ends the table */
+    char key;         /* short name or 0 */
     rt_opt_kind kind;
-    size_t offset;     /* of the value in the verb's options struct */
-    const char *arg;   /* shown in --help: "N"; NULL for flags */
+    size_t offset;   /* of the value in the verb's options struct */
+    const char *arg; /* shown in --help: "N"; NULL for flags */
     const char *doc;
     const char *choices;
-    double min, max;   /* both 0: unbounded */
+    double min, max;     /* both 0: unbounded */
     size_t given_offset; /* of a bool set when the user gave it; 0: none (never the first field) */
 } rt_opt;
 
 typedef struct {
-    const char *verb;        /* "run" */
-    const char *args_doc;    /* "MODEL" */
-    const char *doc;         /* one paragraph, then after \v what follows the option list */
+    const char *verb;     /* "run" */
+    const char *args_doc; /* "MODEL" */
+    const char *doc;      /* one paragraph, then after \v what follows the option list */
     const rt_opt *table;
     uint32_t positional_min, positional_max;
 } rt_opt_spec;

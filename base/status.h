@@ -17,19 +17,19 @@
 
 /* Name, number on the wire, HTTP status the coordinator maps it to, default text.
  * Numbers are part of the wire protocol: append, never renumber. */
-#define RT_STATUS_LIST(X)                                      \
-    X(OK, 0, 200, "success")                                   \
-    X(EINVAL, 1, 400, "invalid argument")                      \
-    X(ENOMEM, 2, 503, "out of memory budget")                  \
-    X(EIO, 3, 500, "read or write failed")                     \
-    X(EFORMAT, 4, 500, "file does not match the model layout") \
-    X(EPROTO, 5, 502, "peer sent a malformed frame")           \
-    X(EPEER, 6, 502, "peer is gone")                           \
-    X(ETIMEOUT, 7, 504, "deadline passed")                     \
-    X(EBUSY, 8, 429, "queue is full")                          \
-    X(ECANCELED, 9, 499, "request was cancelled")              \
-    X(EUNSUPPORTED, 10, 501, "not built into this binary")     \
-    X(ENUMERIC, 11, 500, "a value was not finite")             \
+#define RT_STATUS_LIST(X)                                                                          \
+    X(OK, 0, 200, "success")                                                                       \
+    X(EINVAL, 1, 400, "invalid argument")                                                          \
+    X(ENOMEM, 2, 503, "out of memory budget")                                                      \
+    X(EIO, 3, 500, "read or write failed")                                                         \
+    X(EFORMAT, 4, 500, "file does not match the model layout")                                     \
+    X(EPROTO, 5, 502, "peer sent a malformed frame")                                               \
+    X(EPEER, 6, 502, "peer is gone")                                                               \
+    X(ETIMEOUT, 7, 504, "deadline passed")                                                         \
+    X(EBUSY, 8, 429, "queue is full")                                                              \
+    X(ECANCELED, 9, 499, "request was cancelled")                                                  \
+    X(EUNSUPPORTED, 10, 501, "not built into this binary")                                         \
+    X(ENUMERIC, 11, 500, "a value was not finite")                                                 \
     X(ENOSPACE, 12, 507, "disk is full")
 
 typedef enum {
@@ -59,10 +59,10 @@ int rt_status_http(rt_status status);
 
 /* Early return for code that owns nothing yet. Once something is acquired, use
  * an explicit `goto fail`: a hidden return that leaks is worse than two lines. */
-#define RT_TRY(expr)                                  \
-    do {                                              \
-        rt_status try_status_ = (expr);               \
-        if (try_status_ != RT_OK) return try_status_; \
+#define RT_TRY(expr)                                                                               \
+    do {                                                                                           \
+        rt_status try_status_ = (expr);                                                            \
+        if (try_status_ != RT_OK) return try_status_;                                              \
     } while (0)
 
 #endif

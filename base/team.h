@@ -23,8 +23,8 @@ typedef struct rt_team rt_team;
 typedef void (*rt_team_job)(void *context, size_t chunk, uint32_t member);
 
 typedef struct {
-    uint32_t threads;  /* 0 or 1: no threads, jobs run inline on the caller */
-    uint32_t spin_us;  /* longest spin before sleeping; 0: sleep at once */
+    uint32_t threads; /* 0 or 1: no threads, jobs run inline on the caller */
+    uint32_t spin_us; /* longest spin before sleeping; 0: sleep at once */
 } rt_team_spec;
 
 RT_MUST_CHECK rt_status rt_team_create(const rt_team_spec *spec, rt_team **out, rt_err *err);

@@ -1,0 +1,532 @@
+/* options.c - a verb's table turned into argp's, values written through offsets.
+ *
+ * argp is told neither to print nor to exit (ARGP_NO_ERRS, ARGP_NO_EXIT): its own error text has no
+ * nearest name and no expected range, and only main decides when the process ends. So a failed
+ * parse is explained here, from the argument at which getopt stopped. */
+#include "base/options.h"
+
+#include "base/budget.h"
+#include "base/check.h"
+
+#include <argp.h>
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    KEY_FIRST = 0x1000, /* option i has key KEY_FIRST + i, or its letter */
+    NAME_MAX_BYTES = 64,
+    TABLE_MAX = 256,
+};
+
+typedef struct {
+    const rt_opt_spec *spec;
+    uint32_t count;           /* options in the table */
+    struct argp_option *argp; /* owned; [count + 2]: help and the end */
+    char **docs;              /* owned, [count] and each: doc with default and twin */
+    bool *given;              /* owned, [count] */
+    void *values;             /* borrowed */
+    const char **positional;  /* borrowed */
+    uint32_t positional_count;
+    bool help;
+    bool reported; /* the line about the mistake is written */
+    char program[NAME_MAX_BYTES];
+} parse;
+
+const char *rt_env_get(const char *name)
+{
+    return getenv(name);
+}
+
+/* The one line about a mistake. */
+static void complain(parse *p, const char *fmt, ...) RT_PRINTF(2, 3);
+
+static void complain(parse *p, const char *fmt, ...)
+{
+    char text[512];
+    va_list args;
+
+    if (p->reported) return;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
+    fprintf(stderr, "%s: %s\n", p->program, text);
+    p->reported = true;
+}
+
+static void twin_name(const rt_opt *option, char *name, size_t name_bytes)
+{
+    size_t used = (size_t)snprintf(name, name_bytes, "MOESAIC_%s", option->name);
+
+    RT_ASSERT(used < name_bytes);
+    for (char *c = name; *c != '\0'; c++)
+        *c = *c == '-' ? '_' : (char)toupper((unsigned char)*c);
+}
+
+static void *field(const parse *p, const rt_opt *option)
+{
+    return (char *)p->values + option->offset;
+}
+
+/* ---- Values ---- */
+
+static bool is_bounded(const rt_opt *option)
+{
+    return option->min != 0 || option->max != 0;
+}
+
+static bool set_uint(const rt_opt *option, const char *text, uint64_t *out)
+{
+    unsigned long long value;
+    char *end;
+
+    /* strtoull would take a sign and leading blanks. */
+    if (!isdigit((unsigned char)text[0])) return false;
+    errno = 0;
+    value = strtoull(text, &end, 10);
+    if (errno != 0 || *end != '\0') return false;
+    if (is_bounded(option) && ((double)value < option->min || (double)value > option->max))
+        return false;
+    *out = value;
+    return true;
+}
+
+static bool set_float(const rt_opt *option, const char *text, double *out)
+{
+    double value;
+    char *end;
+
+    if (text[0] == '\0' || isspace((unsigned char)text[0])) return false;
+    value = strtod(text, &end);
+    if (*end != '\0' || !isfinite(value)) return false;
+    if (is_bounded(option) && (value < option->min || value > option->max)) return false;
+    *out = value;
+    return true;
+}
+
+static bool set_choice(const rt_opt *option, const char *text, const char **out)
+{
+    size_t text_bytes = strlen(text);
+
+    for (const char *at = option->choices; at != NULL; at = strchr(at, '|')) {
+        if (*at == '|') at++;
+        if (strcspn(at, "|") == text_bytes && strncmp(at, text, text_bytes) == 0) {
+            *out = text;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool set_flag(const char *text, bool *out)
+{
+    static const char *const words[][2] = {{"0", "1"}, {"false", "true"}, {"no", "yes"}};
+
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        for (int on = 0; on <= 1; on++) {
+            if (strcmp(text, words[i][on]) == 0) {
+                *out = on == 1;
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* What a value of the option looks like, for an error. */
+static void describe_expected(const rt_opt *option, char *text, size_t text_bytes)
+{
+    switch (option->kind) {
+    case RT_OPT_FLAG:
+        snprintf(text, text_bytes, "0 or 1");
+        return;
+    case RT_OPT_TEXT:
+        snprintf(text, text_bytes, "text");
+        return;
+    case RT_OPT_BYTES:
+        snprintf(text, text_bytes, "a size such as 512M or 24G");
+        return;
+    case RT_OPT_CHOICE:
+        snprintf(text, text_bytes, "one of %s", option->choices);
+        return;
+    case RT_OPT_UINT:
+    case RT_OPT_FLOAT:
+        break;
+    }
+    if (is_bounded(option))
+        snprintf(text, text_bytes, "%s from %.15g to %.15g",
+                 option->kind == RT_OPT_UINT ? "a whole number" : "a number", option->min,
+                 option->max);
+    else
+        snprintf(text, text_bytes, "%s",
+                 option->kind == RT_OPT_UINT ? "a whole number" : "a number");
+}
+
+/* source: the option as the user wrote it, "option --chunk" or "MOESAIC_CHUNK". */
+static bool set_value(parse *p, uint32_t index, const char *text, const char *source)
+{
+    const rt_opt *option = &p->spec->table[index];
+    void *value = field(p, option);
+    char expected[128];
+    bool ok = false;
+
+    switch (option->kind) {
+    case RT_OPT_FLAG:
+        ok = set_flag(text, value);
+        break;
+    case RT_OPT_TEXT:
+        *(const char **)value = text;
+        ok = true;
+        break;
+    case RT_OPT_UINT:
+        ok = set_uint(option, text, value);
+        break;
+    case RT_OPT_FLOAT:
+        ok = set_float(option, text, value);
+        break;
+    case RT_OPT_BYTES:
+        ok = rt_bytes_parse(text, value, NULL) == RT_OK;
+        break;
+    case RT_OPT_CHOICE:
+        ok = set_choice(option, text, value);
+        break;
+    }
+    if (!ok) {
+        describe_expected(option, expected, sizeof(expected));
+        complain(p, "%s: expected %s, found \"%s\"", source, expected, text);
+        return false;
+    }
+    p->given[index] = true;
+    if (option->given_offset != 0) *(bool *)((char *)p->values + option->given_offset) = true;
+    return true;
+}
+
+/* ---- The mistakes of a command line ---- */
+
+static size_t smallest(size_t a, size_t b, size_t c)
+{
+    size_t least = a < b ? a : b;
+
+    return least < c ? least : c;
+}
+
+/* Edits (insert, delete, replace, swap neighbours) that turn a into b; both below NAME_MAX_BYTES.
+ */
+static size_t edit_distance(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
+{
+    size_t rows[3][NAME_MAX_BYTES + 1]; /* the row before the last, the last, this one */
+
+    for (size_t j = 0; j <= b_bytes; j++)
+        rows[1][j] = j;
+    for (size_t i = 1; i <= a_bytes; i++) {
+        rows[2][0] = i;
+        for (size_t j = 1; j <= b_bytes; j++) {
+            size_t cost = a[i - 1] == b[j - 1] ? 0 : 1;
+
+            rows[2][j] = smallest(rows[1][j] + 1, rows[2][j - 1] + 1, rows[1][j - 1] + cost);
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
+                rows[0][j - 2] + 1 < rows[2][j])
+                rows[2][j] = rows[0][j - 2] + 1;
+        }
+        memcpy(rows[0], rows[1], sizeof(rows[0]));
+        memcpy(rows[1], rows[2], sizeof(rows[1]));
+    }
+    return rows[1][b_bytes];
+}
+
+/* The option nearest to a mistyped name, NULL when none is near enough to be meant. */
+static const char *nearest_name(const parse *p, const char *name, size_t name_bytes)
+{
+    const char *nearest = NULL;
+    size_t best = name_bytes / 3 + 2; /* farther than a third of its letters is another word */
+
+    if (name_bytes >= NAME_MAX_BYTES) return NULL;
+    for (uint32_t i = 0; i < p->count; i++) {
+        const char *candidate = p->spec->table[i].name;
+        size_t distance = edit_distance(name, name_bytes, candidate, strlen(candidate));
+
+        if (distance < best) {
+            best = distance;
+            nearest = candidate;
+        }
+    }
+    return nearest;
+}
+
+/* getopt stopped at "--name" or "--name=value": unknown, ambiguous, or with a value too few or too
+ * many. */
+static void explain_long(parse *p, const char *argument)
+{
+    const char *name = argument + 2;
+    size_t name_bytes = strcspn(name, "=");
+    const rt_opt *match = NULL;
+    int shown = (int)(name_bytes < NAME_MAX_BYTES ? name_bytes : NAME_MAX_BYTES);
+    uint32_t matches = 0;
+
+    for (uint32_t i = 0; i < p->count; i++) {
+        const rt_opt *option = &p->spec->table[i];
+
+        if (strncmp(option->name, name, name_bytes) != 0) continue;
+        matches++;
+        if (match == NULL || strlen(option->name) == name_bytes) match = option;
+        if (strlen(option->name) == name_bytes) {
+            matches = 1;
+            break;
+        }
+    }
+    if (matches == 0) {
+        const char *nearest = nearest_name(p, name, name_bytes);
+
+        if (nearest != NULL)
+            complain(p, "unknown option --%.*s: did you mean --%s?", shown, name, nearest);
+        else
+            complain(p, "unknown option --%.*s: see --help", shown, name);
+    } else if (matches > 1) {
+        complain(p, "option --%.*s is ambiguous: see --help", shown, name);
+    } else if (match->kind == RT_OPT_FLAG) {
+        complain(p, "option --%s: expected no value, found \"%s\"", match->name,
+                 name[name_bytes] == '=' ? name + name_bytes + 1 : "");
+    } else {
+        char expected[128];
+
+        describe_expected(match, expected, sizeof(expected));
+        complain(p, "option --%s: expected %s, found nothing", match->name, expected);
+    }
+}
+
+static const rt_opt *option_by_letter(const parse *p, char letter)
+{
+    for (uint32_t i = 0; i < p->count; i++) {
+        if (p->spec->table[i].key == letter) return &p->spec->table[i];
+    }
+    return NULL;
+}
+
+/* Explains a cluster of letters; false if nothing in it is wrong. */
+static bool explain_letters(parse *p, const char *argument)
+{
+    if (argument[0] != '-' || argument[1] == '-' || argument[1] == '\0') return false;
+    for (const char *letter = argument + 1; *letter != '\0'; letter++) {
+        const rt_opt *option = option_by_letter(p, *letter);
+
+        if (option == NULL) {
+            complain(p, "unknown option -%c: see --help", *letter);
+            return true;
+        }
+        if (option->kind == RT_OPT_FLAG) continue;
+        if (letter[1] != '\0') return false; /* the rest is its value */
+        complain(p, "option -%c: expected %s, found nothing", *letter,
+                 option->arg != NULL ? option->arg : "a value");
+        return true;
+    }
+    return false;
+}
+
+/* getopt has passed a long option when it fails, but may still stand on a cluster of letters. */
+static void explain(parse *p, const struct argp_state *state)
+{
+    const char *before = state->next > 0 ? state->argv[state->next - 1] : "";
+    const char *at = state->next < state->argc ? state->argv[state->next] : "";
+
+    if (p->reported || p->help) return;
+    if (strncmp(before, "--", 2) == 0 && before[2] != '\0')
+        explain_long(p, before);
+    else if (!explain_letters(p, before) && !explain_letters(p, at))
+        complain(p, "the command line was not understood: see --help");
+}
+
+/* ---- argp ---- */
+
+static error_t take_positional(parse *p, const char *text)
+{
+    if (p->positional_count == p->spec->positional_max) {
+        if (p->spec->positional_max == 0)
+            complain(p, "expected no arguments, found \"%s\"", text);
+        else
+            complain(p, "expected at most %u argument%s (%s), found \"%s\" as well",
+                     p->spec->positional_max, p->spec->positional_max == 1 ? "" : "s",
+                     p->spec->args_doc, text);
+        return EINVAL;
+    }
+    p->positional[p->positional_count++] = text;
+    return 0;
+}
+
+static error_t check_positional_count(parse *p)
+{
+    if (p->positional_count >= p->spec->positional_min) return 0;
+    complain(p, "expected %s, found %u argument%s: see --help", p->spec->args_doc,
+             p->positional_count, p->positional_count == 1 ? "" : "s");
+    return EINVAL;
+}
+
+static error_t take_option(parse *p, uint32_t index, const char *text)
+{
+    const rt_opt *option = &p->spec->table[index];
+    char source[NAME_MAX_BYTES + 16];
+
+    snprintf(source, sizeof(source), "option --%s", option->name);
+    return set_value(p, index, option->kind == RT_OPT_FLAG ? "1" : text, source) ? 0 : EINVAL;
+}
+
+static error_t on_argp(int key, char *text, struct argp_state *state)
+{
+    parse *p = state->input;
+
+    switch (key) {
+    case ARGP_KEY_ARG:
+        return take_positional(p, text);
+    case ARGP_KEY_END:
+        return check_positional_count(p);
+    case ARGP_KEY_ERROR:
+        explain(p, state);
+        return 0;
+    default:
+        break;
+    }
+    for (uint32_t i = 0; i < p->count; i++) {
+        if (p->argp[i].key == key) return take_option(p, i, text);
+    }
+    if (key == p->argp[p->count].key) {
+        p->help = true;
+        return ECANCELED; /* nothing behind --help matters */
+    }
+    return ARGP_ERR_UNKNOWN;
+}
+
+/* The default as the user would write it; false for those that mean "none" or "automatic". */
+static bool format_default(const parse *p, const rt_opt *option, char *text, size_t text_bytes)
+{
+    const void *value = field(p, option);
+
+    switch (option->kind) {
+    case RT_OPT_FLAG:
+        snprintf(text, text_bytes, "on");
+        return *(const bool *)value;
+    case RT_OPT_TEXT:
+    case RT_OPT_CHOICE:
+        if (*(const char *const *)value == NULL) return false;
+        snprintf(text, text_bytes, "%s", *(const char *const *)value);
+        return true;
+    case RT_OPT_UINT:
+        snprintf(text, text_bytes, "%llu", (unsigned long long)*(const uint64_t *)value);
+        return *(const uint64_t *)value != 0;
+    case RT_OPT_FLOAT:
+        snprintf(text, text_bytes, "%.6g", *(const double *)value);
+        return *(const double *)value != 0;
+    case RT_OPT_BYTES:
+        rt_bytes_format(*(const uint64_t *)value, text, text_bytes);
+        return *(const uint64_t *)value != 0;
+    }
+    return false;
+}
+
+static char *make_doc(const parse *p, const rt_opt *option)
+{
+    char twin[NAME_MAX_BYTES + 16], preset[128];
+    char *doc = NULL;
+    bool shown = format_default(p, option, preset, sizeof(preset));
+    int used;
+
+    twin_name(option, twin, sizeof(twin));
+    used = asprintf(&doc, "%s (%s%s%s%s)", option->doc, shown ? "default " : "",
+                    shown ? preset : "", shown ? ", " : "", twin);
+    return used < 0 ? NULL : doc;
+}
+
+static bool is_table_valid(const parse *p)
+{
+    for (uint32_t i = 0; i < p->count; i++) {
+        const rt_opt *option = &p->spec->table[i];
+
+        if (strlen(option->name) >= NAME_MAX_BYTES || option->doc == NULL) return false;
+        if (option->kind == RT_OPT_CHOICE && option->choices == NULL) return false;
+        if (option->kind != RT_OPT_FLAG && option->arg == NULL && option->choices == NULL)
+            return false;
+    }
+    return p->count <= TABLE_MAX && p->spec->positional_min <= p->spec->positional_max;
+}
+
+static bool build_argp(parse *p)
+{
+    p->argp = calloc(p->count + 2, sizeof(*p->argp));
+    p->docs = calloc(p->count + 1, sizeof(*p->docs));
+    p->given = calloc(p->count + 1, sizeof(*p->given));
+    if (p->argp == NULL || p->docs == NULL || p->given == NULL) return false;
+    for (uint32_t i = 0; i < p->count; i++) {
+        const rt_opt *option = &p->spec->table[i];
+
+        p->docs[i] = make_doc(p, option);
+        if (p->docs[i] == NULL) return false;
+        p->argp[i].name = option->name;
+        p->argp[i].key = option->key != 0 ? option->key : KEY_FIRST + (int)i;
+        p->argp[i].doc = p->docs[i];
+        if (option->kind != RT_OPT_FLAG)
+            p->argp[i].arg = option->arg != NULL ? option->arg : option->choices;
+    }
+    p->argp[p->count].name = "help";
+    p->argp[p->count].key = option_by_letter(p, 'h') == NULL ? 'h' : '?';
+    p->argp[p->count].doc = "Print this and exit";
+    p->argp[p->count].group = -1; /* after the verb's own */
+    return true;
+}
+
+static void free_parse(parse *p)
+{
+    for (uint32_t i = 0; p->docs != NULL && i < p->count; i++)
+        free(p->docs[i]);
+    free(p->docs);
+    free(p->argp);
+    free(p->given);
+}
+
+/* Twins of options that the command line left alone; an empty twin counts as unset. */
+static bool take_environment(parse *p)
+{
+    for (uint32_t i = 0; i < p->count; i++) {
+        char twin[NAME_MAX_BYTES + 16];
+        const char *text;
+
+        if (p->given[i]) continue;
+        twin_name(&p->spec->table[i], twin, sizeof(twin));
+        text = rt_env_get(twin);
+        if (text != NULL && text[0] != '\0' && !set_value(p, i, text, twin)) return false;
+    }
+    return true;
+}
+
+rt_parse_result rt_options_parse(const rt_opt_spec *spec, int argc, char **argv, void *values,
+                                 const char **positional, uint32_t *positional_count)
+{
+    parse p = {.spec = spec, .values = values, .positional = positional};
+    struct argp argp = {.parser = on_argp, .args_doc = spec->args_doc, .doc = spec->doc};
+    rt_parse_result result = RT_PARSE_USAGE;
+    error_t error;
+
+    while (spec->table[p.count].name != NULL)
+        p.count++;
+    snprintf(p.program, sizeof(p.program), "moesaic %s", spec->verb);
+    RT_ASSERT(is_table_valid(&p));
+    if (!build_argp(&p)) {
+        complain(&p, "out of memory");
+        goto done;
+    }
+    argp.options = p.argp;
+    error = argp_parse(&argp, argc, argv, ARGP_NO_EXIT | ARGP_NO_ERRS | ARGP_NO_HELP, NULL, &p);
+    if (p.help) {
+        argp_help(&argp, stdout, ARGP_HELP_STD_HELP & ~(unsigned)ARGP_HELP_EXIT_OK, p.program);
+        result = RT_PARSE_HELP;
+    } else if (error != 0) {
+        complain(&p, "%s", strerror(error));
+    } else if (take_environment(&p)) {
+        if (positional_count != NULL) *positional_count = p.positional_count;
+        result = RT_PARSE_OK;
+    }
+done:
+    free_parse(&p);
+    return result;
+}

@@ -2,11 +2,12 @@
  *
  * A slice is a fixed range of the intermediate width (those rows of gate and up, those columns of
  * down): a complete small FFN. It is the unit of placement and of the exact combine, also when one
- * node owns the whole expert. Slices start 4 KiB aligned in the record, so that O_DIRECT can read one
- * alone. Inside a slice: gate, up, down, each a packed kn_qmat at a 64-byte aligned offset.
+ * node owns the whole expert. Slices start 4 KiB aligned in the record, so that O_DIRECT can read
+ * one alone. Inside a slice: gate, up, down, each a packed kn_qmat at a 64-byte aligned offset.
  *
- * Width: max(g, inter/8 rounded down to a multiple of g), widened by g while (topk + shared) x slices
- * would exceed the 127 contributions that int32 always holds. */
+ * Width: max(g, inter/8 rounded down to a multiple of g), widened by g while (topk + shared) x
+ * slices would exceed the 127 contributions that int32 always holds, or the shared expert has more
+ * than MD_SLICES_MAX slices. */
 #ifndef MODEL_EXPERT_H
 #define MODEL_EXPERT_H
 
@@ -32,9 +33,15 @@ typedef struct {
 } md_slice;
 
 uint32_t md_inter_group(uint32_t inter);
-uint32_t md_slice_width(const md_config *config); /* of the routed experts; the shared one uses it too */
+uint32_t
+md_slice_width(const md_config *config); /* of the routed experts; the shared one uses it too */
 
-/* inter: config->expert_inter, or expert_inter * shared_experts for the shared expert. */
+/* Whether a container may use this width: whole groups, at most MD_SLICES_MAX slices, and no more
+ * contributions than the exact combine holds. */
+bool md_slice_width_fits(const md_config *config, uint32_t width);
+
+/* inter: config->expert_inter, or expert_inter * shared_experts for the shared expert. The group of
+ * the intermediate width is that of `inter`, halved until it divides the slice width. */
 void md_expert_layout_init(md_expert_layout *out, kn_format format, uint32_t hidden, uint32_t inter,
                            uint32_t slice_width);
 

@@ -16,11 +16,12 @@ typedef struct {
     const char *source, *target; /* directories */
     kn_format expert_format, dense_format;
     bool grid_fine;
-    float latent_eps;   /* 0: rms_norm_eps of config.json */
-    bool consume;       /* delete a source shard once all its records are durable and re-read */
-    bool dry_run;       /* plan, check names, shapes and disk; write nothing */
-    bool verify_only;   /* re-read an existing container's records and compare with a fresh quantisation */
-    bool quiet;         /* no progress line */
+    float latent_eps;      /* 0: rms_norm_eps of config.json */
+    bool consume;          /* delete a source shard once all its records are durable and re-read */
+    bool dry_run;          /* plan, check names, shapes and disk; write nothing */
+    bool verify_only;      /* re-read an existing container's records and compare with a fresh
+                              quantisation */
+    bool quiet;            /* no progress line */
     uint64_t memory_bytes; /* bound for all buffers; 0: 2 GiB */
 } md_convert_spec;
 
@@ -28,14 +29,14 @@ typedef struct {
     uint64_t source_bytes, target_bytes; /* planned */
     uint64_t records_total, records_done, records_resumed;
     uint64_t shards_deleted;
-    uint64_t free_bytes;       /* on the target's filesystem before the run */
+    uint64_t free_bytes; /* on the target's filesystem before the run */
     double seconds;
     uint8_t model_id[32];
-    uint64_t mismatches;       /* verify_only */
+    uint64_t mismatches; /* verify_only */
 } md_convert_result;
 
-/* Errors  RT_EFORMAT       the source is damaged or lacks a tensor (named; MTP and indexer included)
- *         RT_EUNSUPPORTED  another model_type, fused expert names, a dtype we do not read
+/* Errors  RT_EFORMAT       the source is damaged or lacks a tensor (named; MTP and indexer
+ * included) RT_EUNSUPPORTED  another model_type, fused expert names, a dtype we do not read
  *         RT_ENOSPACE      needed and free are named; checked before anything is written, and again
  *                          when a write fails
  *         RT_EINVAL        the target holds another conversion (which option differs is named)

@@ -1,0 +1,517 @@
+/* source.c - the table of a checkpoint's tensors. Reading them is in source_read.c. */
+#include "model/convert/source_internal.h"
+
+#include "base/check.h"
+#include "base/file.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+enum {
+    INDEX_BYTES_MAX = 256 << 20, /* the release's index is 12 MB */
+    FINGERPRINT_BYTES = 64 << 10,
+};
+
+static const char index_name[] = "model.safetensors.index.json";
+
+/* ---- shards ---- */
+
+/* A shard's name comes from a file and is deleted with --consume: a plain name or nothing. */
+static bool shard_name_is_plain(const char *name)
+{
+    size_t length = strlen(name);
+    static const char suffix[] = ".safetensors";
+
+    return length > sizeof(suffix) - 1 && length < sizeof(((md_source_shard *)0)->name) &&
+           name[0] != '.' && strchr(name, '/') == NULL &&
+           strcmp(name + length - (sizeof(suffix) - 1), suffix) == 0;
+}
+
+static uint32_t find_shard(const md_source *source, const char *name)
+{
+    for (uint32_t i = 0; i < source->shard_count; i++)
+        if (strcmp(source->shards[i].info.name, name) == 0) return i;
+    return MD_SOURCE_NONE;
+}
+
+static rt_status add_shard(md_source *source, const char *name, rt_err *err)
+{
+    if (!shard_name_is_plain(name))
+        return rt_fail(err, RT_EFORMAT, "%s: \"%.100s\" is not a plain *.safetensors file name",
+                       source->dir, name);
+    if (find_shard(source, name) != MD_SOURCE_NONE) return RT_OK;
+    if (source->shard_count == MD_SOURCE_SHARDS_MAX)
+        return rt_fail(err, RT_EFORMAT, "%s: more than %d shards", source->dir,
+                       MD_SOURCE_SHARDS_MAX);
+    snprintf(source->shards[source->shard_count].info.name,
+             sizeof(source->shards[source->shard_count].info.name), "%s", name);
+    source->shard_count++;
+    return RT_OK;
+}
+
+static rt_status list_index(md_source *source, rt_err *err)
+{
+    const char *name;
+    json_t *file;
+
+    json_object_foreach(json_object_get(source->index, "weight_map"), name, file)
+    {
+        if (!json_is_string(file))
+            return rt_fail(err, RT_EFORMAT, "%s/%s: weight_map: %.200s: expected a file name",
+                           source->dir, index_name, name);
+        RT_TRY(add_shard(source, json_string_value(file), err));
+    }
+    return RT_OK;
+}
+
+static rt_status list_directory(md_source *source, rt_err *err)
+{
+    struct dirent *entry;
+    rt_status status = RT_OK;
+    DIR *dir = opendir(source->dir);
+
+    if (dir == NULL) return rt_fail(err, RT_EIO, "open %s: %s", source->dir, strerror(errno));
+    while (status == RT_OK && (entry = readdir(dir)) != NULL) {
+        if (strncmp(entry->d_name, "model", 5) != 0 || !shard_name_is_plain(entry->d_name))
+            continue;
+        status = add_shard(source, entry->d_name, err);
+    }
+    closedir(dir);
+    return status;
+}
+
+static int compare_shard(const void *a, const void *b)
+{
+    return strcmp(((const source_shard *)a)->info.name, ((const source_shard *)b)->info.name);
+}
+
+static rt_status read_index(md_source *source, rt_err *err)
+{
+    json_error_t error;
+    char *path = rt_path_join(source->dir, index_name), *text = NULL;
+    size_t bytes = 0;
+    rt_status status = RT_OK;
+
+    if (path == NULL) return rt_fail(err, RT_ENOMEM, "%s", source->dir);
+    if (access(path, F_OK) != 0) goto done; /* optional */
+    status = rt_file_read(path, INDEX_BYTES_MAX, &text, &bytes, err);
+    if (status != RT_OK) goto done;
+    source->index = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    if (source->index == NULL)
+        status = rt_fail(err, RT_EFORMAT, "%s: line %d: %s", path, error.line, error.text);
+    else if (!json_is_object(json_object_get(source->index, "weight_map")))
+        status = rt_fail(err, RT_EFORMAT, "%s: expected an object \"weight_map\"", path);
+done:
+    free(text);
+    free(path);
+    return status;
+}
+
+static rt_status list_shards(md_source *source, const md_source_shard *known, uint32_t known_count,
+                             rt_err *err)
+{
+    RT_TRY(read_index(source, err));
+    RT_TRY(source->index != NULL ? list_index(source, err) : list_directory(source, err));
+    for (uint32_t i = 0; i < known_count; i++)
+        RT_TRY(add_shard(source, known[i].name, err));
+    if (source->shard_count == 0)
+        return rt_fail(err, RT_EFORMAT, "%s: no model*.safetensors in it", source->dir);
+    qsort(source->shards, source->shard_count, sizeof(source->shards[0]), compare_shard);
+    return RT_OK;
+}
+
+static rt_status fingerprint(int fd, const char *path, uint64_t bytes, uint64_t *out, rt_err *err)
+{
+    size_t part = bytes < FINGERPRINT_BYTES ? (size_t)bytes : FINGERPRINT_BYTES;
+    char *data = malloc(2 * part + sizeof(bytes));
+    rt_status status;
+
+    if (data == NULL) return rt_fail(err, RT_ENOMEM, "%s", path);
+    status = rt_pread_full(fd, data, part, 0, path, err);
+    if (status == RT_OK) status = rt_pread_full(fd, data + part, part, bytes - part, path, err);
+    if (status == RT_OK) {
+        memcpy(data + 2 * part, &bytes, sizeof(bytes));
+        *out = XXH3_64bits(data, 2 * part + sizeof(bytes));
+    }
+    free(data);
+    return status;
+}
+
+static const md_source_shard *find_known(const md_source_shard *known, uint32_t count,
+                                         const char *name)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (strcmp(known[i].name, name) == 0) return &known[i];
+    return NULL;
+}
+
+static rt_status measure_shard(const char *path, md_source_shard *shard, bool *is_link, rt_err *err)
+{
+    struct stat info;
+    rt_status status;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+
+    if (fd < 0) return rt_fail(err, RT_EIO, "open %s: %s", path, strerror(errno));
+    if (fstat(fd, &info) != 0)
+        status = rt_fail(err, RT_EIO, "stat %s: %s", path, strerror(errno));
+    else if (!S_ISREG(info.st_mode))
+        status = rt_fail(err, RT_EFORMAT, "%s: expected a regular file", path);
+    else {
+        shard->bytes = (uint64_t)info.st_size;
+        status = fingerprint(fd, path, shard->bytes, &shard->fingerprint, err);
+    }
+    close(fd);
+    *is_link = lstat(path, &info) == 0 && S_ISLNK(info.st_mode);
+    return status;
+}
+
+static rt_status open_shard(md_source *source, source_shard *shard, const md_source_shard *known,
+                            uint32_t known_count, rt_err *err)
+{
+    const md_source_shard *before = find_known(known, known_count, shard->info.name);
+    char *path = rt_path_join(source->dir, shard->info.name);
+    rt_status status = RT_OK;
+
+    if (path == NULL) return rt_fail(err, RT_ENOMEM, "%s", shard->info.name);
+    if (access(path, F_OK) != 0 && errno == ENOENT) {
+        if (before == NULL)
+            status = rt_fail(err, RT_EFORMAT, "%s: the index names %s, which is not there",
+                             source->dir, shard->info.name);
+        else
+            shard->info = *before;
+        goto done;
+    }
+    status = measure_shard(path, &shard->info, &shard->is_link, err);
+    if (status != RT_OK) goto done;
+    if (before != NULL &&
+        (before->bytes != shard->info.bytes || before->fingerprint != shard->info.fingerprint)) {
+        status = rt_fail(
+            err, RT_EINVAL,
+            "%s is not the file that this conversion began with (size or bytes differ)", path);
+        goto done;
+    }
+    status = md_st_open(path, &shard->file, err);
+    if (status == RT_OK) source->bytes += shard->info.bytes;
+done:
+    free(path);
+    return status;
+}
+
+/* ---- tensors ---- */
+
+static int compare_tensor(const void *a, const void *b)
+{
+    return strcmp(((const source_tensor *)a)->name, ((const source_tensor *)b)->name);
+}
+
+static source_tensor *find_tensor(const md_source *source, const char *name)
+{
+    source_tensor key = {.name = name};
+
+    if (source->tensor_count == 0) return NULL;
+    return bsearch(&key, source->tensors, source->tensor_count, sizeof(key), compare_tensor);
+}
+
+/* All tensors of the shards that are there, then the index's names of those that are not. */
+static rt_status build_table(md_source *source, rt_err *err)
+{
+    uint64_t capacity = json_object_size(json_object_get(source->index, "weight_map"));
+    const char *name;
+    json_t *file;
+
+    for (uint32_t i = 0; i < source->shard_count; i++)
+        if (source->shards[i].file != NULL) capacity += md_st_count(source->shards[i].file);
+    if (capacity >= MD_SOURCE_NONE)
+        return rt_fail(err, RT_EFORMAT, "%s: too many tensors", source->dir);
+    source->tensors = calloc(capacity + 1, sizeof(*source->tensors));
+    if (source->tensors == NULL) return rt_fail(err, RT_ENOMEM, "%s: tensor table", source->dir);
+    for (uint32_t i = 0; i < source->shard_count; i++) {
+        const md_st_file *st = source->shards[i].file;
+
+        for (uint64_t t = 0; st != NULL && t < md_st_count(st); t++) {
+            const md_st_tensor *tensor = md_st_at(st, t);
+
+            source->tensors[source->tensor_count++] =
+                (source_tensor){.name = tensor->name, .shard = i, .tensor = tensor};
+        }
+    }
+    json_object_foreach(json_object_get(source->index, "weight_map"), name, file)
+    {
+        uint32_t shard = find_shard(source, json_string_value(file));
+
+        if (source->shards[shard].file == NULL)
+            source->tensors[source->tensor_count++] = (source_tensor){.name = name, .shard = shard};
+    }
+    if (source->tensor_count > 0)
+        qsort(source->tensors, source->tensor_count, sizeof(source->tensors[0]), compare_tensor);
+    return RT_OK;
+}
+
+/* Names of the old in-memory layout: one tensor for all experts of a layer. */
+static bool name_is_fused(const char *name)
+{
+    return strstr(name, ".mlp.experts.gate_up_proj") != NULL ||
+           strstr(name, ".mlp.experts.down_proj") != NULL;
+}
+
+static rt_status check_table(const md_source *source, rt_err *err)
+{
+    const char *name;
+    json_t *file;
+
+    for (uint32_t i = 0; i < source->tensor_count; i++) {
+        const source_tensor *tensor = &source->tensors[i];
+
+        if (name_is_fused(tensor->name))
+            return rt_fail(err, RT_EUNSUPPORTED,
+                           "%s: fused expert names (%s): expected the release's layout, "
+                           "mlp.experts.N.gate_proj.weight and so on",
+                           source->dir, tensor->name);
+        if (i > 0 && strcmp(tensor[-1].name, tensor->name) == 0)
+            return rt_fail(err, RT_EFORMAT, "%s: %s is in two shards, %s and %s", source->dir,
+                           tensor->name, source->shards[tensor[-1].shard].info.name,
+                           source->shards[tensor->shard].info.name);
+    }
+    json_object_foreach(json_object_get(source->index, "weight_map"), name, file)
+    {
+        const source_tensor *tensor = find_tensor(source, name);
+        uint32_t shard = find_shard(source, json_string_value(file));
+
+        if (tensor == NULL || tensor->shard != shard)
+            return rt_fail(err, RT_EFORMAT, "%s: the index puts %.200s into %s, which lacks it",
+                           source->dir, name, json_string_value(file));
+    }
+    return RT_OK;
+}
+
+rt_status md_source_open(const char *dir, const md_source_shard *known, uint32_t known_count,
+                         md_source **out, rt_err *err)
+{
+    md_source *source = calloc(1, sizeof(*source));
+    rt_status status;
+
+    if (source == NULL) return rt_fail(err, RT_ENOMEM, "%s", dir);
+    source->dir = strdup(dir);
+    source->shards = calloc(MD_SOURCE_SHARDS_MAX, sizeof(*source->shards));
+    if (source->dir == NULL || source->shards == NULL) {
+        status = rt_fail(err, RT_ENOMEM, "%s", dir);
+        goto fail;
+    }
+    status = list_shards(source, known, known_count, err);
+    for (uint32_t i = 0; status == RT_OK && i < source->shard_count; i++)
+        status = open_shard(source, &source->shards[i], known, known_count, err);
+    if (status == RT_OK) status = build_table(source, err);
+    if (status == RT_OK) status = check_table(source, err);
+    if (status != RT_OK) goto fail;
+    *out = source;
+    return RT_OK;
+fail:
+    md_source_close(source);
+    return status;
+}
+
+void md_source_close(md_source *source)
+{
+    if (source == NULL) return;
+    for (uint32_t i = 0; source->shards != NULL && i < source->shard_count; i++)
+        md_st_close(source->shards[i].file);
+    json_decref(source->index);
+    free(source->tensors);
+    free(source->shards);
+    free(source->dir);
+    free(source);
+}
+
+/* ---- views ---- */
+
+uint32_t md_source_shard_count(const md_source *source)
+{
+    return source->shard_count;
+}
+
+const md_source_shard *md_source_shard_at(const md_source *source, uint32_t shard)
+{
+    RT_ASSERT(shard < source->shard_count);
+    return &source->shards[shard].info;
+}
+
+bool md_source_shard_present(const md_source *source, uint32_t shard)
+{
+    RT_ASSERT(shard < source->shard_count);
+    return source->shards[shard].file != NULL && !source->shards[shard].dropped;
+}
+
+uint64_t md_source_bytes(const md_source *source)
+{
+    return source->bytes;
+}
+
+void md_source_ignore(md_source *source, const char *name)
+{
+    source_tensor *tensor = find_tensor(source, name);
+
+    if (tensor != NULL) tensor->used = true;
+}
+
+uint64_t md_source_unused(const md_source *source, const char **first)
+{
+    uint64_t count = 0;
+
+    for (uint32_t i = 0; i < source->tensor_count; i++) {
+        if (source->tensors[i].used) continue;
+        if (count == 0) *first = source->tensors[i].name;
+        count++;
+    }
+    return count;
+}
+
+const char *md_source_tensor_name(const md_source *source, uint32_t tensor)
+{
+    RT_ASSERT(tensor < source->tensor_count);
+    return source->tensors[tensor].name;
+}
+
+uint32_t md_source_tensor_shard(const md_source *source, uint32_t tensor)
+{
+    RT_ASSERT(tensor < source->tensor_count);
+    return source->tensors[tensor].shard;
+}
+
+uint64_t md_source_matrix_bytes(const md_source *source, const md_source_matrix *matrix)
+{
+    uint64_t bytes = source->tensors[matrix->weight].tensor->bytes;
+
+    if (matrix->scale != MD_SOURCE_NONE) bytes += source->tensors[matrix->scale].tensor->bytes;
+    return bytes;
+}
+
+/* ---- resolving ---- */
+
+/* A tensor that is there; a missing one is blamed on a shard that is gone where there is any. */
+static rt_status require(md_source *source, const char *name, source_tensor **out, rt_err *err)
+{
+    source_tensor *tensor = find_tensor(source, name);
+
+    if (tensor != NULL && tensor->tensor != NULL) {
+        tensor->used = true;
+        *out = tensor;
+        return RT_OK;
+    }
+    if (tensor != NULL)
+        return rt_fail(err, RT_EFORMAT, "%s: %s is needed from %s, which is no longer there",
+                       source->dir, name, source->shards[tensor->shard].info.name);
+    for (uint32_t i = 0; i < source->shard_count; i++)
+        if (source->shards[i].file == NULL)
+            return rt_fail(err, RT_EFORMAT, "%s: %s is missing (%s is no longer there)",
+                           source->dir, name, source->shards[i].info.name);
+    return rt_fail(err, RT_EFORMAT, "%s: tensor %s is missing", source->dir, name);
+}
+
+static void format_shape(const md_st_tensor *tensor, char *text, size_t text_bytes)
+{
+    size_t used = 0;
+
+    text[0] = '\0';
+    for (uint32_t i = 0; i < tensor->dims && used < text_bytes; i++) {
+        int wrote = snprintf(text + used, text_bytes - used, "%s%llu", i > 0 ? ", " : "",
+                             (unsigned long long)tensor->shape[i]);
+
+        if (wrote < 0) return;
+        used += (size_t)wrote;
+    }
+}
+
+/* A vector [cols] may also be stored as [1, cols]. */
+static rt_status check_shape(const md_source *source, const source_tensor *tensor, uint32_t rows,
+                             uint32_t cols, rt_err *err)
+{
+    const md_st_tensor *st = tensor->tensor;
+    char found[96], expected[48];
+
+    if (rows == 1 && st->dims == 1 && st->shape[0] == cols) return RT_OK;
+    if (st->dims == 2 && st->shape[0] == rows && st->shape[1] == cols) return RT_OK;
+    format_shape(st, found, sizeof(found));
+    if (rows == 1)
+        snprintf(expected, sizeof(expected), "%u", cols);
+    else
+        snprintf(expected, sizeof(expected), "%u, %u", rows, cols);
+    return rt_fail(err, RT_EFORMAT, "%s: %s: expected shape [%s], found [%s]",
+                   source->shards[tensor->shard].info.name, tensor->name, expected, found);
+}
+
+static rt_status resolve_scale(md_source *source, const char *name, uint32_t rows, uint32_t cols,
+                               uint32_t *out, rt_err *err)
+{
+    char scale_name[MD_ST_NAME_MAX + 16];
+    uint32_t block_rows = (rows + MD_SOURCE_BLOCK - 1) / MD_SOURCE_BLOCK;
+    uint32_t block_cols = (cols + MD_SOURCE_BLOCK - 1) / MD_SOURCE_BLOCK;
+    source_tensor *scale;
+
+    snprintf(scale_name, sizeof(scale_name), "%s_scale_inv", name);
+    RT_TRY(require(source, scale_name, &scale, err));
+    if (scale->tensor->dtype != MD_ST_F32)
+        return rt_fail(err, RT_EUNSUPPORTED, "%s: expected dtype F32, found %s", scale_name,
+                       md_st_dtype_name(scale->tensor->dtype));
+    RT_TRY(check_shape(source, scale, block_rows, block_cols, err));
+    *out = (uint32_t)(scale - source->tensors);
+    return RT_OK;
+}
+
+rt_status md_source_resolve(md_source *source, const char *name, uint32_t rows, uint32_t cols,
+                            md_source_matrix *out, rt_err *err)
+{
+    md_source_matrix matrix = {.scale = MD_SOURCE_NONE, .rows = rows, .cols = cols};
+    source_tensor *tensor;
+    md_st_dtype dtype;
+
+    RT_ASSERT(rows > 0 && cols > 0);
+    RT_TRY(require(source, name, &tensor, err));
+    dtype = tensor->tensor->dtype;
+    if (dtype != MD_ST_BF16 && dtype != MD_ST_F32 && dtype != MD_ST_F8_E4M3)
+        return rt_fail(err, RT_EUNSUPPORTED,
+                       "%s: %s: weights are read from BF16, F32 and F8_E4M3, found %s",
+                       source->shards[tensor->shard].info.name, name, md_st_dtype_name(dtype));
+    RT_TRY(check_shape(source, tensor, rows, cols, err));
+    if (dtype == MD_ST_F8_E4M3) RT_TRY(resolve_scale(source, name, rows, cols, &matrix.scale, err));
+    matrix.weight = (uint32_t)(tensor - source->tensors);
+    *out = matrix;
+    return RT_OK;
+}
+
+/* ---- deleting ---- */
+
+rt_status md_source_check_deletable(const md_source *source, rt_err *err)
+{
+    for (uint32_t i = 0; i < source->shard_count; i++)
+        if (source->shards[i].is_link)
+            return rt_fail(err, RT_EINVAL,
+                           "--consume: %s/%s is a symbolic link; deleting it would free nothing",
+                           source->dir, source->shards[i].info.name);
+    return RT_OK;
+}
+
+rt_status md_source_drop(md_source *source, uint32_t shard, rt_err *err)
+{
+    source_shard *item;
+    char *path;
+    rt_status status = RT_OK;
+
+    RT_ASSERT(md_source_shard_present(source, shard));
+    item = &source->shards[shard];
+    path = rt_path_join(source->dir, item->info.name);
+    if (path == NULL) return rt_fail(err, RT_ENOMEM, "%s", item->info.name);
+    if (unlink(path) != 0) status = rt_fail(err, RT_EIO, "delete %s: %s", path, strerror(errno));
+    free(path);
+    if (status != RT_OK) return status;
+    item->dropped = true;
+    md_st_release(item->file);
+    return RT_OK;
+}

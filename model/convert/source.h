@@ -1,0 +1,92 @@
+/* source.h - a sharded checkpoint: tensors by name across its shards, read as f32 row blocks.
+ *
+ * The index file is optional: without it every model*.safetensors of the directory is a shard. With
+ * it every name must be where it says. A tensor in two shards is refused: which one counts would be
+ * a guess. FP8 weights (F8_E4M3) take their block scales from `<name>_scale_inv`, in any shard.
+ * What decides is the stored dtype of each tensor, never a list in config.json.
+ *
+ * When a conversion is resumed, shards that it consumed are gone: they stay in the table as not
+ * present, and only a tensor that is still needed from one is an error.
+ *
+ * Threads: open, resolve, drop and close from one; reads from any. */
+#ifndef MODEL_CONVERT_SOURCE_H
+#define MODEL_CONVERT_SOURCE_H
+
+#include "model/convert/safetensors.h"
+
+#include <stdbool.h>
+
+enum {
+    MD_SOURCE_SHARDS_MAX = 4096,
+    MD_SOURCE_BLOCK = 128, /* FP8 scales cover 128 x 128 weights */
+    MD_SOURCE_NONE = 0xffffffffu,
+};
+
+typedef struct md_source md_source; /* opaque */
+
+/* What a conversion remembers about a shard, so that a resumed one notices another source. */
+typedef struct {
+    char name[128]; /* file name in the source directory */
+    uint64_t bytes;
+    uint64_t fingerprint; /* XXH3-64 of the size and the file's first and last 64 KiB */
+} md_source_shard;
+
+/* known [known_count]: the shards of the conversion that is resumed; none for a new one. A shard
+ * that is known may be missing; one that is there must be the same.
+ *   Errors  RT_EIO           a file cannot be opened or read
+ *           RT_EFORMAT       a damaged header or index; the index names a file or a tensor that is
+ *                            not there; a tensor in two shards; no shard at all
+ *           RT_EUNSUPPORTED  fused expert names, a dtype that is not read here
+ *           RT_EINVAL        a known shard differs from the one that is there */
+RT_MUST_CHECK rt_status md_source_open(const char *dir, const md_source_shard *known,
+                                       uint32_t known_count, md_source **out, rt_err *err);
+void md_source_close(md_source *source);
+
+uint32_t md_source_shard_count(const md_source *source);
+const md_source_shard *md_source_shard_at(const md_source *source, uint32_t shard);
+bool md_source_shard_present(const md_source *source, uint32_t shard);
+uint64_t md_source_bytes(const md_source *source); /* of the shards that are there */
+
+/* A matrix of the checkpoint: where its weights and scales are. */
+typedef struct {
+    uint32_t weight, scale; /* tensor numbers; scale is MD_SOURCE_NONE unless FP8 */
+    uint32_t rows, cols;
+} md_source_matrix;
+
+/* Finds `name` and checks shape, dtype and scales. A vector has rows 1 and shape [cols].
+ *   Errors  RT_EFORMAT       not in the checkpoint (a shard that is gone is named), wrong shape,
+ *                            scale missing or of the wrong shape
+ *           RT_EUNSUPPORTED  a dtype that weights cannot have */
+RT_MUST_CHECK rt_status md_source_resolve(md_source *source, const char *name, uint32_t rows,
+                                          uint32_t cols, md_source_matrix *out, rt_err *err);
+
+/* Counts a name as known although nothing reads it (accepted copies, records already done). */
+void md_source_ignore(md_source *source, const char *name);
+
+/* Tensors that nobody resolved or ignored; *first is one of them (borrowed) when there is any. */
+uint64_t md_source_unused(const md_source *source, const char **first);
+
+const char *md_source_tensor_name(const md_source *source, uint32_t tensor);
+uint32_t md_source_tensor_shard(const md_source *source, uint32_t tensor);
+uint64_t md_source_matrix_bytes(const md_source *source, const md_source_matrix *matrix);
+
+/* Memory for reading `rows` rows of `cols` values of any dtype, scales included. */
+size_t md_source_raw_bytes(uint32_t rows, uint32_t cols);
+
+/* Rows row_begin.. of a matrix as f32 [row_count][cols], exactly as stored (FP8: code times scale,
+ * rounded once).
+ *   raw     md_source_raw_bytes(row_count, cols), 8-byte aligned
+ *   Errors  RT_EIO; RT_EFORMAT for a NaN or Inf: tensor, row and column are named */
+RT_MUST_CHECK rt_status md_source_read_rows(const md_source *source, const md_source_matrix *matrix,
+                                            uint32_t row_begin, uint32_t row_count, float *out,
+                                            void *raw, rt_err *err);
+
+/* Deletes a shard's file and closes it, so that its space is free at once. The shard is not present
+ * afterwards. RT_EIO. */
+RT_MUST_CHECK rt_status md_source_drop(md_source *source, uint32_t shard, rt_err *err);
+
+/* Whether deleting the shards would free nothing, because one is a symbolic link (as in a download
+ * cache): RT_EINVAL names it. */
+RT_MUST_CHECK rt_status md_source_check_deletable(const md_source *source, rt_err *err);
+
+#endif

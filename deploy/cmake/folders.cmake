@@ -9,6 +9,8 @@ function(moesaic_folder name)
 endfunction()
 
 # moesaic_test(FILE LABEL label NEEDS lib...): one cmocka executable, named label.<folder>.<file>.
+# A line "/* wrap: calloc malloc */" in the file links it with --wrap for these functions, so that it
+# can define __wrap_calloc and make it fail.
 function(moesaic_test file)
     cmake_parse_arguments(arg "" "LABEL;TIMEOUT" "NEEDS" ${ARGN})
     file(RELATIVE_PATH rel ${CMAKE_SOURCE_DIR}/tests/${arg_LABEL} ${file})
@@ -22,6 +24,12 @@ function(moesaic_test file)
     endif()
     add_executable(${target} ${file})
     target_link_libraries(${target} PRIVATE ${arg_NEEDS} PkgConfig::cmocka)
+    file(STRINGS ${file} wraps REGEX "^/\\* wrap: [a-z_ ]+ \\*/$")
+    string(REGEX REPLACE "^/\\* wrap: | \\*/$" "" wraps "${wraps}")
+    string(REPLACE " " ";" wraps "${wraps}")
+    foreach(wrapped ${wraps})
+        target_link_options(${target} PRIVATE -Wl,--wrap=${wrapped})
+    endforeach()
     target_compile_definitions(${target} PRIVATE
         MOESAIC_FIXTURES="${CMAKE_SOURCE_DIR}/tests/fixtures")
     add_test(NAME ${arg_LABEL}.${test_name} COMMAND ${target})

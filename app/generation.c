@@ -1,0 +1,113 @@
+/* generation.c - the loop of one sequence. */
+#include "app/generation.h"
+
+#include "base/check.h"
+#include "base/stop.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { PROGRESS_AFTER_S = 2 };
+
+static bool is_eos(const app_generation_spec *spec, uint32_t id)
+{
+    for (uint32_t i = 0; i < spec->eos_count; i++)
+        if (spec->eos[i] == id) return true;
+    return false;
+}
+
+/* A long prefill says how far it is, on a terminal by redrawing its line. */
+static void show_progress(uint64_t elapsed_ns, uint32_t done, uint32_t total, bool *shown)
+{
+    double seconds = (double)elapsed_ns * 1e-9;
+
+    if (seconds < PROGRESS_AFTER_S || !isatty(STDERR_FILENO)) return;
+    fprintf(stderr, "\rprefill %u/%u tokens, %.1f tok/s, %.0f s left ", done, total,
+            (double)done / seconds, seconds / (double)done * (double)(total - done));
+    *shown = true;
+}
+
+static rt_status prefill(an_engine *engine, const app_generation_spec *spec, an_seq *seq,
+                         float *logits, app_generation *out, rt_err *err)
+{
+    uint64_t begin = rt_clock_now(&spec->clock);
+    rt_status status = RT_OK;
+    bool shown = false;
+
+    for (uint32_t done = 0; status == RT_OK && done < spec->prompt_count;) {
+        uint32_t left = spec->prompt_count - done;
+        uint32_t count = left < spec->chunk ? left : spec->chunk;
+        bool last = count == left;
+        an_step_item item = {.seq = seq,
+                             .tokens = spec->prompt + done,
+                             .count = count,
+                             .logits_from = last ? count - 1 : count,
+                             .logits = last ? logits : NULL};
+
+        status = an_engine_step(engine, &item, 1, err);
+        done += count;
+        out->prefill_ns = rt_clock_now(&spec->clock) - begin;
+        if (status == RT_OK) show_progress(out->prefill_ns, done, spec->prompt_count, &shown);
+    }
+    if (shown) fprintf(stderr, "\r%79s\r", "");
+    return status;
+}
+
+static rt_status decode(an_engine *engine, const app_generation_spec *spec, an_seq *seq,
+                        float *logits, app_generation *out, rt_err *err)
+{
+    uint64_t begin = rt_clock_now(&spec->clock);
+
+    out->finish = APP_FINISH_LENGTH;
+    for (;;) {
+        uint32_t position = spec->prompt_count + out->generated;
+        uint32_t id;
+        an_step_item item;
+
+        if (out->generated >= spec->tokens_max || position >= spec->context) return RT_OK;
+        if (md_sampler_pick(spec->sampler, logits, position, &id) != RT_OK)
+            return rt_fail(err, RT_ENUMERIC, "the logits of position %u are not finite", position - 1);
+        if (is_eos(spec, id)) {
+            out->finish = APP_FINISH_STOP;
+            return RT_OK;
+        }
+        out->generated++;
+        if (!spec->on_token(spec->context_of_token, id)) {
+            out->finish = APP_FINISH_STOP;
+            return RT_OK;
+        }
+        /* The last token needs no pass of its own. */
+        if (out->generated >= spec->tokens_max || position + 1 >= spec->context) return RT_OK;
+        item = (an_step_item){.seq = seq, .tokens = &id, .count = 1, .logits = logits};
+        RT_TRY(an_engine_step(engine, &item, 1, err));
+        out->decode_steps++;
+        out->decode_ns = rt_clock_now(&spec->clock) - begin;
+    }
+}
+
+rt_status app_generate(an_engine *engine, const app_generation_spec *spec, app_generation *out,
+                       rt_err *err)
+{
+    an_seq *seq = NULL;
+    rt_status status;
+    float *logits;
+
+    *out = (app_generation){.finish = APP_FINISH_LENGTH};
+    if (spec->prompt_count == 0) return rt_fail(err, RT_EINVAL, "the prompt has no tokens");
+    if (spec->prompt_count > spec->context)
+        return rt_fail(err, RT_EINVAL, "the prompt has %u tokens, the context holds %u (--ctx-size)",
+                       spec->prompt_count, spec->context);
+    for (uint32_t i = 0; i < spec->prompt_count; i++)
+        if (spec->prompt[i] >= spec->vocab)
+            return rt_fail(err, RT_EINVAL, "token id %u at place %u is outside the vocabulary of %u",
+                           spec->prompt[i], i, spec->vocab);
+    logits = malloc((size_t)spec->vocab * sizeof(*logits));
+    if (logits == NULL) return rt_fail(err, RT_ENOMEM, "logits of %u tokens", spec->vocab);
+    status = an_seq_open(engine, &seq, err);
+    if (status == RT_OK) status = prefill(engine, spec, seq, logits, out, err);
+    if (status == RT_OK) status = decode(engine, spec, seq, logits, out, err);
+    an_seq_close(seq);
+    free(logits);
+    return status;
+}

@@ -1,0 +1,208 @@
+/* run_output.c - stdout is written with write(2) at once for every token: a stream is read by eye. */
+#include "app/run_output.h"
+
+#include "model/text/stream.h"
+#include "model/text/text_buffer.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct app_output {
+    app_output_mode mode;
+    md_stream *stream;   /* owned */
+    md_text_buffer text; /* JSON mode: all of it */
+    md_ids ids;
+    char last;           /* last byte that was shown */
+    bool stop_text;      /* --stop was met */
+    bool closed;         /* stdout's reader went away */
+    int write_errno;     /* another failure of stdout */
+    bool out_of_memory;
+};
+
+typedef struct {
+    double prefill_s, decode_s, prefill_rate, decode_rate, wait_share, hit_share;
+    double bytes_per_token;
+    uint32_t slowest;
+    bool has_slowest;
+} run_timings;
+
+rt_status app_output_create(const app_output_spec *spec, app_output **out, rt_err *err)
+{
+    md_stream_spec stream = {.tokenizer = spec->tokenizer,
+                             .skip_special = true,
+                             .stops = spec->stop,
+                             .stop_count = spec->stop == NULL ? 0 : 1};
+    app_output *output = calloc(1, sizeof(*output));
+    rt_status status;
+
+    if (output == NULL) return rt_fail(err, RT_ENOMEM, "output");
+    output->mode = spec->mode;
+    output->last = '\n';
+    status = md_stream_create(&stream, &output->stream, err);
+    if (status != RT_OK) {
+        app_output_free(output);
+        return status;
+    }
+    *out = output;
+    return RT_OK;
+}
+
+void app_output_free(app_output *output)
+{
+    if (output == NULL) return;
+    md_stream_free(output->stream);
+    md_text_buffer_fini(&output->text);
+    md_ids_fini(&output->ids);
+    free(output);
+}
+
+/* false when nothing more can be shown. */
+static bool show(app_output *output, const char *bytes, size_t count)
+{
+    while (count > 0) {
+        ssize_t written = write(STDOUT_FILENO, bytes, count);
+
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0) {
+            if (errno == EPIPE)
+                output->closed = true;
+            else
+                output->write_errno = errno;
+            return false;
+        }
+        output->last = bytes[written - 1];
+        bytes += written;
+        count -= (size_t)written;
+    }
+    return true;
+}
+
+static bool show_text(app_output *output, md_text text)
+{
+    if (output->mode == APP_OUTPUT_TEXT) return show(output, text.bytes, text.count);
+    if (output->mode == APP_OUTPUT_JSON && text.count > 0 &&
+        md_text_buffer_append(&output->text, text.bytes, text.count, NULL) != RT_OK) {
+        output->out_of_memory = true;
+        return false;
+    }
+    return true;
+}
+
+bool app_output_token(void *context, uint32_t id)
+{
+    app_output *output = context;
+    md_text text;
+    char number[16];
+
+    if (md_ids_push(&output->ids, id, NULL) != RT_OK) {
+        output->out_of_memory = true;
+        return false;
+    }
+    if (output->mode == APP_OUTPUT_IDS) {
+        int length = snprintf(number, sizeof(number), output->ids.count == 1 ? "%u" : " %u", id);
+
+        if (!show(output, number, (size_t)length)) return false;
+    }
+    output->stop_text = !md_stream_feed(output->stream, id, &text);
+    return show_text(output, text) && !output->stop_text;
+}
+
+static run_timings timings_of(app_session *session, const app_generation *generation,
+                              uint32_t prompt_count)
+{
+    an_engine_stats stats = an_engine_get_stats(app_session_engine(session));
+    app_expert_stats experts = {0};
+    run_timings t = {.prefill_s = (double)generation->prefill_ns * 1e-9,
+                     .decode_s = (double)generation->decode_ns * 1e-9,
+                     .hit_share = -1};
+    uint64_t worst = 0;
+
+    if (t.prefill_s > 0) t.prefill_rate = prompt_count / t.prefill_s;
+    if (t.decode_s > 0) t.decode_rate = generation->decode_steps / t.decode_s;
+    if (stats.total_ns > 0) t.wait_share = (double)stats.wait_ns / (double)stats.total_ns;
+    if (stats.rows > 0)
+        t.bytes_per_token = (double)(stats.sent_bytes + stats.received_bytes) / (double)stats.rows;
+    for (uint32_t n = 0; n < stats.nodes && n < AN_NODE_STATS_MAX; n++) {
+        if (stats.node_wait_ns[n] <= worst) continue;
+        worst = stats.node_wait_ns[n];
+        t.slowest = n;
+        t.has_slowest = true;
+    }
+    if (app_session_expert_stats(session, &experts, NULL) == RT_OK &&
+        experts.hits + experts.reads > 0)
+        t.hit_share = (double)experts.hits / (double)(experts.hits + experts.reads);
+    return t;
+}
+
+static rt_status print_json(app_output *output, app_session *session,
+                            const app_generation *generation, const run_timings *t,
+                            uint32_t prompt_count, rt_err *err)
+{
+    json_t *ids = json_array();
+    json_t *root;
+    char *line;
+    bool shown;
+
+    for (size_t i = 0; i < output->ids.count; i++)
+        json_array_append_new(ids, json_integer(output->ids.ids[i]));
+    root = json_pack(
+        "{s:o, s:o, s:s, s:i, s:{s:f, s:f, s:i, s:f, s:f, s:f, s:o, s:f, s:o}}", "ids", ids, "text",
+        json_stringn(output->text.bytes == NULL ? "" : output->text.bytes, output->text.count),
+        "finish", generation->finish == APP_FINISH_STOP ? "stop" : "length", "prompt_tokens",
+        (int)prompt_count, "timings", "prefill_s", t->prefill_s, "prefill_tok_s", t->prefill_rate,
+        "decode_steps", (int)generation->decode_steps, "decode_s", t->decode_s, "decode_tok_s",
+        t->decode_rate, "wait_share", t->wait_share, "slowest_node",
+        t->has_slowest ? json_string(app_session_node_name(session, t->slowest)) : json_null(),
+        "bytes_per_token", t->bytes_per_token, "ram_hit_share",
+        t->hit_share >= 0 ? json_real(t->hit_share) : json_null());
+    line = root == NULL ? NULL : json_dumps(root, JSON_COMPACT);
+    json_decref(root);
+    if (line == NULL) return rt_fail(err, RT_ENOMEM, "the JSON of %zu tokens", output->ids.count);
+    shown = show(output, line, strlen(line));
+    free(line);
+    if (!shown && !output->closed) return rt_fail(err, RT_EIO, "stdout: %s", strerror(output->write_errno));
+    return RT_OK;
+}
+
+static void closing_line(app_session *session, const app_generation *generation,
+                         const run_timings *t, uint32_t prompt_count, bool complete)
+{
+    fprintf(stderr, "moesaic: %sprefill %u tokens %.1f tok/s, decode %u tokens %.1f tok/s, ",
+            complete ? "" : "INCOMPLETE, ", prompt_count, t->prefill_rate, generation->generated,
+            t->decode_rate);
+    fprintf(stderr, "waited %.0f %% for experts%s%s, %.1f KB per token", 100 * t->wait_share,
+            t->has_slowest ? ", slowest " : "",
+            t->has_slowest ? app_session_node_name(session, t->slowest) : "", t->bytes_per_token / 1e3);
+    if (t->hit_share >= 0) fprintf(stderr, ", %.1f %% of experts from RAM", 100 * t->hit_share);
+    fprintf(stderr, "\n");
+}
+
+rt_status app_output_finish(app_output *output, app_session *session, app_generation *generation,
+                            uint32_t prompt_count, rt_status status, rt_err *err)
+{
+    run_timings timings;
+    md_text rest;
+
+    if (output->closed) return RT_OK;
+    if (output->write_errno != 0)
+        return rt_fail(err, RT_EIO, "stdout: %s", strerror(output->write_errno));
+    if (output->out_of_memory) return rt_fail(err, RT_ENOMEM, "the text of %u tokens", generation->generated);
+    if (status == RT_OK && !output->stop_text) {
+        if (!md_stream_finish(output->stream, &rest)) generation->finish = APP_FINISH_STOP;
+        show_text(output, rest);
+    }
+    /* After a loss the nodes may not answer: their counters are not asked for then. */
+    timings = status == RT_OK ? timings_of(session, generation, prompt_count) : (run_timings){.hit_share = -1};
+    if (status == RT_OK && output->mode == APP_OUTPUT_JSON)
+        status = print_json(output, session, generation, &timings, prompt_count, err);
+    if (output->last != '\n') show(output, "\n", 1);
+    if (output->closed) return RT_OK;
+    if (output->write_errno != 0)
+        return rt_fail(err, RT_EIO, "stdout: %s", strerror(output->write_errno));
+    closing_line(session, generation, &timings, prompt_count, status == RT_OK);
+    return status;
+}

@@ -1,0 +1,73 @@
+/* verb_version.c - what this binary is: version, ids, kernels, what is built in. */
+#include "app/verbs.h"
+#include "base/options.h"
+#include "kernels/select.h"
+#include "model/container/container.h"
+#include "transport/frame.h"
+#include "transport/link_mpi.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef struct {
+    bool json;
+} version_options;
+
+static const rt_opt table[] = {
+    {.name = "json", .kind = RT_OPT_FLAG, .offset = offsetof(version_options, json),
+     .doc = "print one JSON object"},
+    {.name = NULL},
+};
+
+static const rt_opt_spec spec = {
+    .verb = "version",
+    .doc = "Prints the version, the ids that must agree between nodes, and what is built in.",
+    .table = table,
+};
+
+static int print_json(void)
+{
+    json_t *kernels = json_array();
+    json_t *root;
+    char *text;
+
+    for (int v = 0; v < KN_VARIANT_COUNT; v++)
+        if (kn_variant_supported((kn_variant)v))
+            json_array_append_new(kernels, json_string(kn_variant_name((kn_variant)v)));
+    root = json_pack("{s:s, s:i, s:i, s:i, s:[i,i], s:b, s:o}", "version", MOESAIC_VERSION,
+                     "numerics_id", MD_NUMERICS_ID, "conversion_id", MD_CONVERSION_ID,
+                     "container_version", MD_CONTAINER_VERSION, "protocol", TR_PROTOCOL_MIN,
+                     TR_PROTOCOL_MAX, "mpi", (int)tr_mpi_built_in(), "kernels", kernels);
+    text = root == NULL ? NULL : json_dumps(root, JSON_COMPACT);
+    json_decref(root);
+    if (text == NULL) return APP_EXIT_FAILED;
+    printf("%s\n", text);
+    free(text);
+    return fflush(stdout) == 0 ? APP_EXIT_OK : APP_EXIT_FAILED;
+}
+
+int app_verb_version(int argc, char **argv)
+{
+    version_options options = {0};
+    uint32_t positional_count;
+
+    switch (rt_options_parse(&spec, argc, argv, &options, NULL, &positional_count)) {
+    case RT_PARSE_HELP:
+        return APP_EXIT_OK;
+    case RT_PARSE_USAGE:
+        return APP_EXIT_USAGE;
+    case RT_PARSE_OK:
+        break;
+    }
+    if (options.json) return print_json();
+    printf("moesaic %s\nnumerics id %d, conversion id %d, container version %d, protocol %d..%d\n",
+           MOESAIC_VERSION, MD_NUMERICS_ID, MD_CONVERSION_ID, MD_CONTAINER_VERSION,
+           TR_PROTOCOL_MIN, TR_PROTOCOL_MAX);
+    printf("mpi %s\nkernels", tr_mpi_built_in() ? "built in" : "not built in");
+    for (int v = 0; v < KN_VARIANT_COUNT; v++)
+        if (kn_variant_supported((kn_variant)v)) printf(" %s", kn_variant_name((kn_variant)v));
+    printf("\n");
+    return fflush(stdout) == 0 ? APP_EXIT_OK : APP_EXIT_FAILED;
+}

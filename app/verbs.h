@@ -1,0 +1,16 @@
+/* verbs.h - the verbs of the program: each takes its own arguments and gives the exit code.
+ *
+ * argv[0] is the verb's name. Exit codes: 0 ok, 1 failed, 2 usage, 3 degraded. stdout carries results
+ * only; everything else goes to stderr. */
+#ifndef APP_VERBS_H
+#define APP_VERBS_H
+
+enum { APP_EXIT_OK = 0, APP_EXIT_FAILED = 1, APP_EXIT_USAGE = 2, APP_EXIT_DEGRADED = 3 };
+
+int app_verb_run(int argc, char **argv);
+int app_verb_verify(int argc, char **argv);
+int app_verb_convert(int argc, char **argv);
+int app_verb_inspect(int argc, char **argv);
+int app_verb_version(int argc, char **argv);
+
+#endif

@@ -16,7 +16,7 @@
 
 enum {
     MD_STREAM_STOPS_MAX = 64,
-    MD_STREAM_STOP_BYTES_MAX = 4096,
+    MD_STREAM_STOP_BYTES_MAX = 1024,
 };
 
 typedef struct md_stream md_stream;

@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -22,7 +23,7 @@ typedef struct tr_link tr_link;
 typedef struct tr_buf {
     uint8_t *data; /* 64-byte aligned */
     size_t capacity;
-    size_t length; /* set by the sender; of the frame when received */
+    size_t length;                       /* set by the sender; of the frame when received */
     void (*release)(struct tr_buf *buf); /* the pool's; call tr_buf_release */
     void *owner;
 } tr_buf;
@@ -37,6 +38,8 @@ typedef struct {
 
 typedef struct {
     const char *name; /* "inproc", "mpi" */
+    /* Polling never waits: only this thread can make frames, and the poll itself lets it. */
+    bool same_thread;
     rt_status (*acquire)(tr_link *link, size_t bytes, tr_buf **out);
     rt_status (*send)(tr_link *link, uint32_t peer, tr_buf *buf);
     rt_status (*poll)(tr_link *link, uint64_t timeout_ns, tr_event *out);
@@ -50,19 +53,26 @@ struct tr_link {
     uint32_t peer_count;
 };
 
-/* A buffer for a frame of up to `bytes`.  RT_EBUSY: the pool's bound is reached; poll and try again. */
+/* A buffer for a frame of up to `bytes`; it may be sent on any link. A bound smaller than one frame
+ * lets one buffer out at a time.
+ *   Errors  RT_EBUSY   the pool's bound is reached; poll and try again
+ *           RT_EINVAL  more than TR_FRAME_BYTES_MAX
+ *           RT_ENOMEM  the machine has no memory */
 RT_MUST_CHECK rt_status tr_link_acquire(tr_link *link, size_t bytes, tr_buf **out);
 
 /* Starts sending buf (buf->length bytes) to peer and takes the buffer, also on error. Never blocks on
- * the peer.  RT_EPEER: the peer is known to be down.  RT_EINVAL is asserted, not returned. */
+ * the peer.  RT_EPEER: the peer is known to be down.  RT_ENOMEM: nothing was sent.  A peer out of
+ * range and a length beyond the capacity are asserted. */
 RT_MUST_CHECK rt_status tr_link_send(tr_link *link, uint32_t peer, tr_buf *buf);
 
-/* Waits up to timeout_ns (0: look once) for an event.  RT_ETIMEOUT: none came.  RT_ECANCELED: a stop
- * was requested (base/stop.h) while nothing was pending. */
+/* Waits up to timeout_ns (0: look once) for an event. PEER_DOWN comes once a peer, after the frames
+ * that it still delivered.  RT_ETIMEOUT: none came; at once when none can come (inproc).
+ * RT_ECANCELED: a stop was requested (base/stop.h) while nothing was pending. */
 RT_MUST_CHECK rt_status tr_link_poll(tr_link *link, uint64_t timeout_ns, tr_event *out);
 
 const char *tr_link_peer_name(const tr_link *link, uint32_t peer); /* "rank 2 (host a, pid 17)" */
-void tr_link_close(tr_link *link); /* frees; NULL allowed; buffers must have been released */
+/* Frees; NULL allowed. Buffers that are still out stay valid until they are released. */
+void tr_link_close(tr_link *link);
 
 static inline void tr_buf_release(tr_buf *buf)
 {

@@ -15,9 +15,11 @@
 #include <stdbool.h>
 
 typedef struct {
-    bool launched;      /* started by mpirun, srun or the like */
+    bool launched; /* started by mpirun, srun or the like */
     uint32_t rank, size;
 } tr_mpi_world;
+
+bool tr_mpi_built_in(void);
 
 /* What the launcher's environment says; initialises nothing. */
 tr_mpi_world tr_mpi_world_get(void);
@@ -25,7 +27,8 @@ tr_mpi_world tr_mpi_world_get(void);
 /* MPI_Init_thread and one link whose peers are all ranks (peer index = rank; sending to oneself is
  * asserted).  RT_EUNSUPPORTED: built without MPI (names the package to install).  RT_EPEER: MPI
  * refused to start. */
-RT_MUST_CHECK rt_status tr_mpi_create(size_t pool_bytes, tr_link **out, uint32_t *rank, rt_err *err);
+RT_MUST_CHECK rt_status tr_mpi_create(size_t pool_bytes, tr_link **out, uint32_t *rank,
+                                      rt_err *err);
 
 /* How many ranks share this host, this one included (before or after create). */
 uint32_t tr_mpi_ranks_on_host(void);

@@ -12,10 +12,12 @@
 #include "kernels/matmul.h"
 #include "kernels/quant.h"
 
-#if defined(__x86_64__) && defined(KN_VECTOR)
+#if defined(__x86_64__)
 #define KN_X86 1
 /* Instruction sets are switched on per function, never per build: the same binary runs on every
  * x86-64 and a constant folded by the compiler cannot differ between builds. */
+/* On every loop over register arrays: one that stays a loop keeps the array in memory. */
+#define KN_UNROLL _Pragma("GCC unroll 8")
 #define KN_AVX2_FN __attribute__((target("avx2,fma,f16c")))
 #define KN_AVX2_INLINE static inline __attribute__((always_inline, target("avx2,fma,f16c")))
 #define KN_AVX512_FN                                                                               \

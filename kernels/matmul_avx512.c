@@ -1,0 +1,142 @@
+/* matmul_avx512.c - the matrix products with AVX-512 and VNNI: one register holds a whole tile.
+ *
+ * dpbusd adds four products of unsigned by signed bytes to 32 bits without saturation, so q8
+ * weights need no split: w + 128 is w with its top bit turned. The offsets leave through the sums
+ * of the activations, as with AVX2. Integer sums are exact, so their order is free: they run in two
+ * parts where the chain of dpbusd would be too slow. */
+#include "kernels/matmul_tiles.h"
+
+#if KN_X86
+
+#include <immintrin.h>
+
+KN_AVX512_INLINE __m512i load_line512(const uint8_t *at)
+{
+    return _mm512_loadu_si512((const void *)at);
+}
+
+KN_AVX512_INLINE __m512i broadcast4(const int8_t *at)
+{
+    return _mm512_set1_epi32(kn_load_i32(at));
+}
+
+/* Adds one line (q4: 8 inputs, q8: 4) to the sums of T tokens. */
+KN_AVX512_INLINE void int_line(__m512i (*sum)[2], const uint8_t *w, const int8_t *x,
+                               size_t x_stride, int j, bool q4, int T)
+{
+    __m512i v = load_line512(w);
+
+    if (q4) {
+        const __m512i low = _mm512_set1_epi8(15);
+        __m512i a = _mm512_and_si512(v, low);
+        __m512i b = _mm512_and_si512(_mm512_srli_epi16(v, 4), low);
+
+        KN_UNROLL
+        for (int t = 0; t < T; t++) {
+            const int8_t *xt = x + (size_t)t * x_stride;
+            int second = T <= 4 ? 1 : 0;
+
+            sum[t][0] = _mm512_dpbusd_epi32(sum[t][0], a, broadcast4(xt));
+            sum[t][second] = _mm512_dpbusd_epi32(sum[t][second], b, broadcast4(xt + 4));
+        }
+    } else {
+        int part = T <= 4 ? j % 2 : 0;
+
+        v = _mm512_xor_si512(v, _mm512_set1_epi8((char)0x80));
+        KN_UNROLL
+        for (int t = 0; t < T; t++)
+            sum[t][part] =
+                _mm512_dpbusd_epi32(sum[t][part], v, broadcast4(x + (size_t)t * x_stride));
+    }
+}
+
+KN_AVX512_INLINE void int_tile(const uint8_t *w, const kn_rows *x, uint32_t s, float *out,
+                               size_t out_stride, bool q4, int T)
+{
+    const uint32_t group = x->group, per_line = q4 ? 8 : 4;
+    uint32_t groups = kn_groups(x->cols, group);
+    size_t x_stride = (size_t)groups * group;
+    const int8_t *q = x->q + s * x_stride;
+    const float *scale = x->scale + (size_t)s * groups;
+    const int32_t *offset = x->sum + (size_t)s * groups;
+    __m512 acc[KN_TOKENS_MAX];
+
+    KN_UNROLL
+    for (int t = 0; t < T; t++)
+        acc[t] = _mm512_setzero_ps();
+    for (uint32_t g = 0; g < groups; g++) {
+        __m512 sw = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)w));
+        __m512i sum[KN_TOKENS_MAX][2];
+
+        w += KN_SCALE_BYTES;
+        KN_UNROLL
+        for (int t = 0; t < T; t++) {
+            sum[t][0] = _mm512_set1_epi32((q4 ? -8 : -128) * offset[(size_t)t * groups + g]);
+            sum[t][1] = _mm512_setzero_si512();
+        }
+        for (uint32_t k = 0; k < group; k += 2 * per_line) {
+            int_line(sum, w, q, x_stride, 0, q4, T);
+            int_line(sum, w + KN_LINE_BYTES, q + per_line, x_stride, 1, q4, T);
+            w += 2 * KN_LINE_BYTES;
+            q += 2 * per_line;
+        }
+        KN_UNROLL
+        for (int t = 0; t < T; t++) {
+            __m512i total = T <= 4 ? _mm512_add_epi32(sum[t][0], sum[t][1]) : sum[t][0];
+            __m512 factor = _mm512_mul_ps(sw, _mm512_set1_ps(scale[(size_t)t * groups + g]));
+
+            acc[t] = _mm512_fmadd_ps(factor, _mm512_cvtepi32_ps(total), acc[t]);
+        }
+    }
+    KN_UNROLL
+    for (int t = 0; t < T; t++)
+        _mm512_storeu_ps(out + (size_t)t * out_stride, acc[t]);
+}
+
+#define INT_KERNEL(T)                                                                              \
+    KN_AVX512_FN static void q4_t##T(const uint8_t *tile, const kn_rows *x, uint32_t s,            \
+                                     float *out, size_t out_stride)                                \
+    {                                                                                              \
+        int_tile(tile, x, s, out, out_stride, true, T);                                            \
+    }                                                                                              \
+    KN_AVX512_FN static void q8_t##T(const uint8_t *tile, const kn_rows *x, uint32_t s,            \
+                                     float *out, size_t out_stride)                                \
+    {                                                                                              \
+        int_tile(tile, x, s, out, out_stride, false, T);                                           \
+    }
+INT_KERNEL(1)
+INT_KERNEL(2)
+INT_KERNEL(3)
+INT_KERNEL(4)
+INT_KERNEL(5)
+INT_KERNEL(6)
+INT_KERNEL(7)
+INT_KERNEL(8)
+
+void kn_avx512_matmul_q4(float *y, size_t y_stride, const kn_rows *x, const kn_qmat *w,
+                         uint32_t row_begin, uint32_t row_end)
+{
+    static const kn_tile_kernel kernels[KN_TOKENS_MAX] = {q4_t1, q4_t2, q4_t3, q4_t4,
+                                                          q4_t5, q4_t6, q4_t7, q4_t8};
+
+    kn_tiles_run(kernels, KN_TOKENS_MAX, y, y_stride, x, w, row_begin, row_end);
+}
+
+void kn_avx512_matmul_q8(float *y, size_t y_stride, const kn_rows *x, const kn_qmat *w,
+                         uint32_t row_begin, uint32_t row_end)
+{
+    static const kn_tile_kernel kernels[KN_TOKENS_MAX] = {q8_t1, q8_t2, q8_t3, q8_t4,
+                                                          q8_t5, q8_t6, q8_t7, q8_t8};
+
+    kn_tiles_run(kernels, KN_TOKENS_MAX, y, y_stride, x, w, row_begin, row_end);
+}
+
+/* Float formats: the AVX2 kernels read f32 and bf16 at memory speed for few tokens; wider registers
+ * gain in batches only. */
+void kn_avx512_matmul_float(float *y, size_t y_stride, const kn_rows *x, const kn_qmat *w,
+                            uint32_t row_begin, uint32_t row_end)
+{
+    kn_avx2_matmul_float(y, y_stride, x, w, row_begin, row_end);
+}
+
+#endif

@@ -1,0 +1,231 @@
+/* matmul_float_avx2.c - f32 and bf16 weights, and q weights with float activations, with AVX2.
+ *
+ * An output is one chain of fused adds, 4 cycles each: eight chains must run side by side to keep
+ * the multipliers busy. Few tokens therefore take several tiles at once. */
+#include "kernels/matmul_tiles.h"
+
+#include "kernels/vec_avx2.h"
+
+#if KN_X86
+
+enum { TILES_MAX = 4 };
+
+typedef struct {
+    const uint8_t *tile;
+    size_t tile_bytes;
+    uint32_t cols, group;
+    const float *x;
+    size_t x_stride;
+    float *out;
+    size_t out_stride;
+} float_job;
+
+/* Half i of the 16 weights of input k. */
+KN_AVX2_INLINE __m256 load_weights(const uint8_t *tile, size_t k, int i, bool bf16)
+{
+    if (bf16) return kn_load8_bf16(tile + k * 32 + 16 * (size_t)i);
+    return _mm256_loadu_ps((const float *)(const void *)(tile + k * 64 + 32 * (size_t)i));
+}
+
+/* N tiles for T tokens. */
+KN_AVX2_INLINE void float_tiles(const float_job *job, bool bf16, int T, int N)
+{
+    __m256 acc[TILES_MAX][4][2];
+
+    KN_UNROLL
+    for (int n = 0; n < N; n++) {
+        KN_UNROLL
+        for (int t = 0; t < T; t++)
+            acc[n][t][0] = acc[n][t][1] = _mm256_setzero_ps();
+    }
+    for (size_t k = 0; k < job->cols; k++) {
+        __m256 x[4];
+
+        KN_UNROLL
+        for (int t = 0; t < T; t++)
+            x[t] = _mm256_broadcast_ss(job->x + (size_t)t * job->x_stride + k);
+        KN_UNROLL
+        for (int n = 0; n < N; n++) {
+            const uint8_t *tile = job->tile + (size_t)n * job->tile_bytes;
+            __m256 w0 = load_weights(tile, k, 0, bf16), w1 = load_weights(tile, k, 1, bf16);
+
+            KN_UNROLL
+            for (int t = 0; t < T; t++) {
+                acc[n][t][0] = _mm256_fmadd_ps(x[t], w0, acc[n][t][0]);
+                acc[n][t][1] = _mm256_fmadd_ps(x[t], w1, acc[n][t][1]);
+            }
+        }
+    }
+    KN_UNROLL
+    for (int n = 0; n < N; n++) {
+        KN_UNROLL
+        for (int t = 0; t < T; t++) {
+            float *out = job->out + (size_t)t * job->out_stride + (size_t)n * KN_TILE_ROWS;
+
+            _mm256_storeu_ps(out, acc[n][t][0]);
+            _mm256_storeu_ps(out + 8, acc[n][t][1]);
+        }
+    }
+}
+
+/* The weights of input k of a group: scale * q, rounded once. */
+KN_AVX2_INLINE __m256 decode(const uint8_t *lines, uint32_t k, int i, __m256 scale, bool q4)
+{
+    const uint8_t *line = lines + k / (q4 ? 8 : 4) * KN_LINE_BYTES + 32 * (size_t)i;
+    __m256i v = _mm256_loadu_si256((const __m256i *)(const void *)line);
+    __m128i shift;
+
+    if (q4) {
+        shift = _mm_cvtsi32_si128((int)(k % 4 * 8 + (k % 8 < 4 ? 0 : 4)));
+        v = _mm256_and_si256(_mm256_srl_epi32(v, shift), _mm256_set1_epi32(15));
+        v = _mm256_sub_epi32(v, _mm256_set1_epi32(8));
+    } else {
+        shift = _mm_cvtsi32_si128((int)(24 - k % 4 * 8));
+        v = _mm256_srai_epi32(_mm256_sll_epi32(v, shift), 24);
+    }
+    return _mm256_mul_ps(scale, _mm256_cvtepi32_ps(v));
+}
+
+/* One tile of a q format for T tokens. */
+KN_AVX2_INLINE void dequant_tile(const float_job *job, bool q4, int T)
+{
+    const uint8_t *at = job->tile;
+    __m256 acc[4][2];
+
+    KN_UNROLL
+    for (int t = 0; t < T; t++)
+        acc[t][0] = acc[t][1] = _mm256_setzero_ps();
+    for (uint32_t begin = 0; begin < job->cols; begin += job->group) {
+        uint32_t n = job->cols - begin < job->group ? job->cols - begin : job->group;
+        const __m128i *h = (const __m128i *)(const void *)at;
+        __m256 s0 = _mm256_cvtph_ps(_mm_loadu_si128(h));
+        __m256 s1 = _mm256_cvtph_ps(_mm_loadu_si128(h + 1));
+
+        at += KN_SCALE_BYTES;
+        for (uint32_t k = 0; k < n; k++) {
+            __m256 w0 = decode(at, k, 0, s0, q4), w1 = decode(at, k, 1, s1, q4);
+
+            KN_UNROLL
+            for (int t = 0; t < T; t++) {
+                __m256 x = _mm256_broadcast_ss(job->x + (size_t)t * job->x_stride + begin + k);
+
+                acc[t][0] = _mm256_fmadd_ps(x, w0, acc[t][0]);
+                acc[t][1] = _mm256_fmadd_ps(x, w1, acc[t][1]);
+            }
+        }
+        at += (size_t)job->group * (q4 ? 8 : 16);
+    }
+    KN_UNROLL
+    for (int t = 0; t < T; t++) {
+        KN_UNROLL
+        for (int i = 0; i < 2; i++)
+            _mm256_storeu_ps(job->out + (size_t)t * job->out_stride + 8 * i, acc[t][i]);
+    }
+}
+
+#define FLOAT_KERNEL(T, N)                                                                         \
+    KN_AVX2_FN static void f32_t##T##_n##N(const float_job *job)                                   \
+    {                                                                                              \
+        float_tiles(job, false, T, N);                                                             \
+    }                                                                                              \
+    KN_AVX2_FN static void bf16_t##T##_n##N(const float_job *job)                                  \
+    {                                                                                              \
+        float_tiles(job, true, T, N);                                                              \
+    }
+FLOAT_KERNEL(1, 1)
+FLOAT_KERNEL(1, 4)
+FLOAT_KERNEL(2, 1)
+FLOAT_KERNEL(2, 2)
+FLOAT_KERNEL(3, 1)
+FLOAT_KERNEL(4, 1)
+
+#define DEQUANT_KERNEL(T)                                                                          \
+    KN_AVX2_FN static void q4_t##T(const float_job *job)                                           \
+    {                                                                                              \
+        dequant_tile(job, true, T);                                                                \
+    }                                                                                              \
+    KN_AVX2_FN static void q8_t##T(const float_job *job)                                           \
+    {                                                                                              \
+        dequant_tile(job, false, T);                                                               \
+    }
+DEQUANT_KERNEL(1)
+DEQUANT_KERNEL(2)
+DEQUANT_KERNEL(3)
+DEQUANT_KERNEL(4)
+
+typedef void (*float_kernel)(const float_job *job);
+
+/* By tokens - 1: the kernel for one tile, and the one for `tiles` tiles. */
+typedef struct {
+    float_kernel one[4];
+    float_kernel many[4];
+    uint32_t tiles[4];
+} float_kernels;
+
+static const float_kernels f32_kernels = {{f32_t1_n1, f32_t2_n1, f32_t3_n1, f32_t4_n1},
+                                          {f32_t1_n4, f32_t2_n2, f32_t3_n1, f32_t4_n1},
+                                          {4, 2, 1, 1}};
+static const float_kernels bf16_kernels = {{bf16_t1_n1, bf16_t2_n1, bf16_t3_n1, bf16_t4_n1},
+                                           {bf16_t1_n4, bf16_t2_n2, bf16_t3_n1, bf16_t4_n1},
+                                           {4, 2, 1, 1}};
+static const float_kernels q8_kernels = {
+    {q8_t1, q8_t2, q8_t3, q8_t4}, {q8_t1, q8_t2, q8_t3, q8_t4}, {1, 1, 1, 1}};
+static const float_kernels q4_kernels = {
+    {q4_t1, q4_t2, q4_t3, q4_t4}, {q4_t1, q4_t2, q4_t3, q4_t4}, {1, 1, 1, 1}};
+
+/* Computes one tile into a buffer and keeps the rows that exist. */
+static void last_tile(float_job job, const float_kernels *kernels, uint32_t count, uint32_t live)
+{
+    float buffer[4][KN_TILE_ROWS];
+    float *out = job.out;
+    size_t stride = job.out_stride;
+
+    job.out = buffer[0];
+    job.out_stride = KN_TILE_ROWS;
+    kernels->one[count - 1](&job);
+    for (uint32_t t = 0; t < count; t++)
+        memcpy(out + t * stride, buffer[t], live * sizeof(float));
+}
+
+void kn_avx2_matmul_float(float *y, size_t y_stride, const kn_rows *x, const kn_qmat *w,
+                          uint32_t row_begin, uint32_t row_end)
+{
+    const float_kernels *kernels = w->format == KN_F32    ? &f32_kernels
+                                   : w->format == KN_BF16 ? &bf16_kernels
+                                   : w->format == KN_Q8   ? &q8_kernels
+                                                          : &q4_kernels;
+    size_t tile_bytes = kn_qmat_tile_bytes(w->format, w->cols, w->group);
+    uint32_t first_count = x->rows < 4 ? x->rows : 4;
+    uint32_t step;
+
+    if (x->rows == 0) return;
+    step = kernels->tiles[first_count - 1] * KN_TILE_ROWS;
+    for (uint32_t n = row_begin; n < row_end; n += step) {
+        for (uint32_t s = 0; s < x->rows; s += 4) {
+            uint32_t count = x->rows - s < 4 ? x->rows - s : 4;
+            float_job job = {.tile = (const uint8_t *)w->data + n / KN_TILE_ROWS * tile_bytes,
+                             .tile_bytes = tile_bytes,
+                             .cols = w->cols,
+                             .group = w->group,
+                             .x = x->f32 + s * x->f32_stride,
+                             .x_stride = x->f32_stride,
+                             .out = y + s * y_stride + n,
+                             .out_stride = y_stride};
+
+            if (count == first_count && row_end - n >= step) {
+                kernels->many[count - 1](&job);
+                continue;
+            }
+            for (uint32_t row = n; row < row_end && row < n + step; row += KN_TILE_ROWS) {
+                if (row_end - row >= KN_TILE_ROWS)
+                    kernels->one[count - 1](&job);
+                else
+                    last_tile(job, kernels, count, row_end - row);
+                job.tile += tile_bytes;
+                job.out += KN_TILE_ROWS;
+            }
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,57 @@
+/* matmul_tiles.h - walks the tiles of a product and the token blocks of each; internal.
+ *
+ * A kernel computes one tile (16 outputs) for a block of a few tokens, so that a weight is unpacked
+ * once for all of them. Tokens run inside tiles: a tile of 50-100 KB stays in the second-level
+ * cache while it is read again. */
+#ifndef KERNELS_MATMUL_TILES_H
+#define KERNELS_MATMUL_TILES_H
+
+#include "kernels/ops.h"
+
+#include <string.h>
+
+enum { KN_SCALE_BYTES = KN_TILE_ROWS * 2, KN_LINE_BYTES = 64, KN_TOKENS_MAX = 8 };
+
+/* Writes out[t][0..16) at stride out_stride for tokens s .. s+T of x, T fixed per kernel. */
+typedef void (*kn_tile_kernel)(const uint8_t *tile, const kn_rows *x, uint32_t s, float *out,
+                               size_t out_stride);
+
+/* kernel[T - 1] for T = 1 .. tokens. A last tile of fewer than 16 rows goes through a buffer:
+ * outputs beyond the matrix are not the caller's to lose. */
+static inline void kn_tiles_run(const kn_tile_kernel *kernel, uint32_t tokens, float *y,
+                                size_t y_stride, const kn_rows *x, const kn_qmat *w,
+                                uint32_t row_begin, uint32_t row_end)
+{
+    size_t tile_bytes = kn_qmat_tile_bytes(w->format, w->cols, w->group);
+    const uint8_t *tile = (const uint8_t *)w->data + row_begin / KN_TILE_ROWS * tile_bytes;
+    float buffer[KN_TOKENS_MAX][KN_TILE_ROWS];
+
+    for (uint32_t n = row_begin; n < row_end; n += KN_TILE_ROWS, tile += tile_bytes) {
+        uint32_t live = row_end - n < KN_TILE_ROWS ? row_end - n : KN_TILE_ROWS;
+
+        for (uint32_t s = 0; s < x->rows;) {
+            uint32_t count = x->rows - s < tokens ? x->rows - s : tokens;
+            float *out = y + s * y_stride + n;
+
+            if (live == KN_TILE_ROWS) {
+                kernel[count - 1](tile, x, s, out, y_stride);
+            } else {
+                kernel[count - 1](tile, x, s, buffer[0], KN_TILE_ROWS);
+                for (uint32_t t = 0; t < count; t++)
+                    memcpy(out + t * y_stride, buffer[t], live * sizeof(float));
+            }
+            s += count;
+        }
+    }
+}
+
+/* 4 activations as one register lane; rows of q need no alignment. */
+static inline int32_t kn_load_i32(const int8_t *at)
+{
+    int32_t value;
+
+    memcpy(&value, at, sizeof(value));
+    return value;
+}
+
+#endif

@@ -1,9 +1,10 @@
 /* execute.h - the rows of one frame through the experts they name: exact partial sums.
  *
- * Each expert of the frame's union is computed once, for all rows that chose it. The unit of parallel
- * work is one (expert, slice): a complete small FFN whose contributions go into the member's own
- * int32 sums; members' sums are merged as integers, so neither the split nor the order shows. The
- * shared expert of the attention node runs through the same code in model/ffn.h and kernels/grid.h.
+ * Each expert of the frame's union is computed once, for all rows that chose it. The unit of
+ * parallel work is one (expert, slice): a complete small FFN whose contributions go into the
+ * member's own int32 sums; members' sums are merged as integers, so neither the split nor the order
+ * shows. The shared expert of the attention node runs through the same code in model/ffn.h and
+ * kernels/grid.h.
  *
  * Threads: the node's owner thread; it runs the team. */
 #ifndef EXPERT_NODE_EXECUTE_H
@@ -35,7 +36,11 @@ uint64_t en_executor_bytes(const md_container *container, uint32_t rows_max, uin
 
 /* Computes a checked dispatch and writes the reply's payload.
  *   payload  [en_reply_bytes_max]; *payload_bytes is set
- *   Errors   RT_EINVAL (an expert or slice this node does not own, named), RT_EIO, RT_EFORMAT */
+ *   Errors   RT_EINVAL  an expert or slice this node does not own (named), a layer without experts,
+ *                       or more than rows_max rows
+ *            RT_EPROTO  rows in another encoding than this container and mode compute with, a group
+ *                       or q out of range, or a row of more than KN_GRID_CONTRIBUTIONS_MAX slices
+ *            RT_EIO, RT_EFORMAT  of the store;  RT_ENOMEM  for a wide sum beyond the pool */
 RT_MUST_CHECK rt_status en_execute(en_executor *executor, const tr_dispatch_view *dispatch,
                                    uint8_t *payload, size_t *payload_bytes, rt_err *err);
 size_t en_reply_bytes_max(uint32_t rows, uint32_t cols);

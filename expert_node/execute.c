@@ -1,0 +1,519 @@
+/* execute.c - a frame's rows grouped by expert, cut into (expert, slice, rows) tasks, run, summed.
+ */
+#include "expert_node/execute.h"
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/slab.h"
+#include "expert_node/sums.h"
+#include "kernels/grid.h"
+#include "model/ffn.h"
+#include "transport/partial.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    BLOCK_ROWS = 32, /* rows of one task: a slice's weights are read once for so many, and the f32
+                        outputs (BLOCK_ROWS x hidden) stay within a core's share of cache */
+    SCRATCH_ALIGN = 64,
+};
+
+/* One entry of the frame, grouped by expert. */
+typedef struct {
+    uint32_t row;
+    uint32_t slice_mask;
+    float ws; /* weight * 2^q */
+} choice;
+
+typedef struct {
+    uint32_t record; /* of the batch */
+    uint32_t slice;
+    uint32_t begin, end; /* choices; at most BLOCK_ROWS */
+} task;
+
+/* What one team member needs of its own. */
+typedef struct {
+    uint8_t *rows; /* gathered rows: int8 with scales and sums, or f32 */
+    float *y;      /* [BLOCK_ROWS][hidden] */
+    void *ffn;
+} member_scratch;
+
+typedef struct {
+    uint32_t hidden, groups, padded; /* of activations; padded: hidden rounded up to the group */
+    uint32_t group, experts, slices;
+    uint32_t rows_max, block_rows, entries_max, tasks_max;
+    size_t ffn_bytes;
+} dimensions;
+
+struct en_executor {
+    en_executor_spec spec;
+    dimensions dims;
+    uint32_t members;
+    rt_slab slab;            /* member scratch and sums of the frame's int8 rows */
+    member_scratch *scratch; /* owned [members] */
+    int32_t *group_sums;     /* [rows_max][groups], in slab */
+    choice *choices;         /* owned [entries_max] */
+    uint32_t *first;         /* owned [experts + 1]: choices of expert e are first[e]..first[e+1] */
+    uint32_t *order;         /* owned [experts]: experts of the frame, residents first */
+    en_record *records;      /* owned [experts]: acquired for the batch */
+    task *tasks;             /* owned [tasks_max] */
+    uint32_t order_count, record_count, task_count;
+    en_sums *sums; /* owned */
+    rt_clock clock;
+    en_execute_stats stats;
+    /* Of the frame being computed: */
+    const tr_dispatch_view *dispatch;
+    md_expert_layout layout;
+};
+
+size_t en_reply_bytes_max(uint32_t rows, uint32_t cols)
+{
+    return rows * tr_partial_bytes_max(cols);
+}
+
+static dimensions measure(const md_container *container, uint32_t rows_max)
+{
+    const md_config *config = md_container_config(container);
+    dimensions dims = {.hidden = config->hidden, .experts = config->experts};
+
+    dims.rows_max = rows_max;
+    dims.block_rows = rows_max < BLOCK_ROWS ? rows_max : BLOCK_ROWS;
+    dims.entries_max = rows_max * TR_ROW_ENTRIES_MAX;
+    for (uint32_t layer = 0; layer < md_config_layers_total(config); layer++) {
+        md_expert_layout layout;
+        size_t bytes;
+        if (!config->sparse[layer]) continue;
+        md_container_expert_layout(container, layer, &layout);
+        bytes = md_ffn_scratch_bytes(dims.block_rows, layout.slice_width, layout.inter_group);
+        if (bytes > dims.ffn_bytes) dims.ffn_bytes = bytes;
+        dims.group = layout.hidden_group;
+        if (layout.slices > dims.slices) dims.slices = layout.slices;
+    }
+    if (dims.group == 0) dims.group = kn_group(dims.hidden, 0);
+    dims.groups = kn_groups(dims.hidden, dims.group);
+    dims.padded = dims.groups * dims.group;
+    /* Each expert's choices are cut into blocks, the last of them short. */
+    dims.tasks_max = dims.slices * (dims.entries_max / dims.block_rows + dims.experts);
+    return dims;
+}
+
+static size_t round_up(size_t bytes)
+{
+    return (bytes + SCRATCH_ALIGN - 1) / SCRATCH_ALIGN * SCRATCH_ALIGN;
+}
+
+static size_t gather_bytes(const dimensions *dims)
+{
+    size_t quantised = kn_rows_quant_bytes(dims->block_rows, dims->hidden, dims->group);
+    size_t floats = (size_t)dims->block_rows * dims->hidden * sizeof(float);
+
+    return round_up(quantised > floats ? quantised : floats);
+}
+
+static size_t y_bytes(const dimensions *dims)
+{
+    return round_up((size_t)dims->block_rows * dims->hidden * sizeof(float));
+}
+
+static size_t group_sums_bytes(const dimensions *dims)
+{
+    return round_up((size_t)dims->rows_max * dims->groups * sizeof(int32_t));
+}
+
+static size_t slab_bytes(const dimensions *dims, uint32_t members)
+{
+    size_t member = gather_bytes(dims) + y_bytes(dims) + round_up(dims->ffn_bytes);
+
+    return group_sums_bytes(dims) + members * member;
+}
+
+uint64_t en_executor_bytes(const md_container *container, uint32_t rows_max, uint32_t members)
+{
+    dimensions dims = measure(container, rows_max);
+    uint64_t bytes = slab_bytes(&dims, members) + en_sums_bytes(rows_max, dims.hidden, members);
+
+    bytes += (uint64_t)dims.entries_max * sizeof(choice) + (uint64_t)dims.tasks_max * sizeof(task);
+    return bytes + dims.experts * (sizeof(en_record) + 2 * sizeof(uint32_t));
+}
+
+static rt_status take_memory(en_executor *executor, rt_err *err)
+{
+    const dimensions *dims = &executor->dims;
+    uint8_t *at;
+
+    executor->scratch = calloc(executor->members, sizeof(*executor->scratch));
+    executor->choices = calloc(dims->entries_max, sizeof(*executor->choices));
+    executor->first = calloc((size_t)dims->experts + 1, sizeof(*executor->first));
+    executor->order = calloc(dims->experts, sizeof(*executor->order));
+    executor->records = calloc(dims->experts, sizeof(*executor->records));
+    executor->tasks = calloc(dims->tasks_max, sizeof(*executor->tasks));
+    if (executor->scratch == NULL || executor->choices == NULL || executor->first == NULL ||
+        executor->order == NULL || executor->records == NULL || executor->tasks == NULL) {
+        return rt_fail(err, RT_ENOMEM, "expert executor of %u rows", dims->rows_max);
+    }
+    RT_TRY(rt_slab_alloc(slab_bytes(dims, executor->members), &executor->slab, err));
+    at = executor->slab.data;
+    executor->group_sums = (int32_t *)(void *)at;
+    at += group_sums_bytes(dims);
+    for (uint32_t m = 0; m < executor->members; m++) {
+        executor->scratch[m].rows = at;
+        at += gather_bytes(dims);
+        executor->scratch[m].y = (float *)(void *)at;
+        at += y_bytes(dims);
+        executor->scratch[m].ffn = at;
+        at += round_up(dims->ffn_bytes);
+    }
+    return en_sums_create(dims->rows_max, dims->hidden, executor->members, &executor->sums, err);
+}
+
+rt_status en_executor_create(const en_executor_spec *spec, en_executor **out, rt_err *err)
+{
+    const md_config *config = md_container_config(spec->container);
+    en_executor *executor;
+    rt_status status;
+
+    if (spec->rows_max == 0 || spec->rows_max > TR_ROWS_MAX) {
+        return rt_fail(err, RT_EINVAL, "expert executor: rows expected 1..%d, found %u",
+                       TR_ROWS_MAX, spec->rows_max);
+    }
+    if (config->experts == 0) {
+        return rt_fail(err, RT_EINVAL, "expert executor: the model has no experts");
+    }
+    executor = calloc(1, sizeof(*executor));
+    if (executor == NULL) return rt_fail(err, RT_ENOMEM, "expert executor");
+    executor->spec = *spec;
+    executor->members = rt_team_size(spec->team);
+    executor->dims = measure(spec->container, spec->rows_max);
+    executor->clock = rt_clock_real();
+    status = take_memory(executor, err);
+    if (status != RT_OK) goto fail;
+    *out = executor;
+    return RT_OK;
+fail:
+    en_executor_free(executor);
+    return status;
+}
+
+void en_executor_free(en_executor *executor)
+{
+    if (executor == NULL) return;
+    en_sums_free(executor->sums);
+    rt_slab_free(&executor->slab);
+    free(executor->tasks);
+    free(executor->records);
+    free(executor->order);
+    free(executor->first);
+    free(executor->choices);
+    free(executor->scratch);
+    free(executor);
+}
+
+/* What the frame says against what this node computes with. Sets executor->layout. */
+static rt_status check_head(en_executor *executor, const tr_frame_header *head, rt_err *err)
+{
+    const md_config *config = md_container_config(executor->spec.container);
+    const dimensions *dims = &executor->dims;
+    bool wants_int8;
+
+    if (head->layer >= md_config_layers_total(config) || !config->sparse[head->layer]) {
+        return rt_fail(err, RT_EINVAL, "layer %u has no experts", head->layer);
+    }
+    md_container_expert_layout(executor->spec.container, head->layer, &executor->layout);
+    wants_int8 = kn_format_is_int(executor->layout.format) && !executor->spec.float_activations;
+    if (head->rows == 0 || head->rows > dims->rows_max) {
+        return rt_fail(err, RT_EINVAL, "dispatch: rows expected 1..%u, found %u", dims->rows_max,
+                       head->rows);
+    }
+    if (head->cols != dims->hidden) {
+        return rt_fail(err, RT_EPROTO, "dispatch: cols expected %u, found %u", dims->hidden,
+                       head->cols);
+    }
+    if (head->encoding != (wants_int8 ? TR_ROWS_INT8 : TR_ROWS_F32)) {
+        return rt_fail(err, RT_EPROTO,
+                       "dispatch: layer %u has %s experts and takes %s rows here, found encoding "
+                       "%u: are all processes started with the same activations?",
+                       head->layer, kn_format_name(executor->layout.format),
+                       wants_int8 ? "int8" : "f32", head->encoding);
+    }
+    if (wants_int8 && head->group != executor->layout.hidden_group) {
+        return rt_fail(err, RT_EPROTO, "dispatch: group expected %u, found %u",
+                       executor->layout.hidden_group, head->group);
+    }
+    if (head->q < -126) { /* 2^q would not be a normal f32, so w * 2^q not exact */
+        return rt_fail(err, RT_EPROTO, "dispatch: q expected -126 or more, found %d", head->q);
+    }
+    return RT_OK;
+}
+
+/* Every entry must be of this node, and a row's contributions must fit int32 by their number. */
+static rt_status check_entries(const en_executor *executor, const tr_dispatch_view *dispatch,
+                               rt_err *err)
+{
+    const tr_entry *entry = dispatch->entries;
+    uint32_t layer = dispatch->head.layer;
+
+    for (uint32_t row = 0; row < dispatch->head.rows; row++) {
+        uint32_t contributions = 0;
+        if (dispatch->entry_count[row] > TR_ROW_ENTRIES_MAX) {
+            return rt_fail(err, RT_EPROTO, "dispatch: row %u has %u entries, at most %d", row,
+                           dispatch->entry_count[row], TR_ROW_ENTRIES_MAX);
+        }
+        for (uint32_t i = 0; i < dispatch->entry_count[row]; i++, entry++) {
+            uint32_t held = en_store_mask(executor->spec.store, layer, entry->expert);
+            if (entry->slice_mask == 0 || (entry->slice_mask & ~held) != 0) {
+                return rt_fail(err, RT_EINVAL,
+                               "layer %u expert %u: slices 0x%x asked, this node holds 0x%x", layer,
+                               entry->expert, entry->slice_mask, held);
+            }
+            contributions += (uint32_t)__builtin_popcount(entry->slice_mask);
+        }
+        if (contributions > KN_GRID_CONTRIBUTIONS_MAX) {
+            return rt_fail(err, RT_EPROTO, "dispatch: row %u has %u contributions, at most %d", row,
+                           contributions, KN_GRID_CONTRIBUTIONS_MAX);
+        }
+    }
+    return RT_OK;
+}
+
+/* Counting sort of the entries by expert. ws = w * 2^q is one multiply by a power of two: exact
+ * unless it leaves the normal range, where every node rounds it alike and an Inf poisons the row.
+ */
+static void group_by_expert(en_executor *executor)
+{
+    const tr_dispatch_view *dispatch = executor->dispatch;
+    uint32_t experts = executor->dims.experts;
+    const float step = kn_exp2i(dispatch->head.q);
+    const tr_entry *entry = dispatch->entries;
+    uint32_t *first = executor->first;
+
+    memset(first, 0, ((size_t)experts + 1) * sizeof(*first));
+    for (uint32_t i = 0; i < dispatch->head.entries; i++) {
+        first[dispatch->entries[i].expert + 1]++;
+    }
+    for (uint32_t e = 0; e < experts; e++) {
+        first[e + 1] += first[e];
+    }
+    /* first[e] walks to the end of e's choices while they are placed, and is moved back below. */
+    for (uint32_t row = 0; row < dispatch->head.rows; row++) {
+        for (uint32_t i = 0; i < dispatch->entry_count[row]; i++, entry++) {
+            executor->choices[first[entry->expert]++] =
+                (choice){row, entry->slice_mask, entry->weight * step};
+        }
+    }
+    memmove(first + 1, first, experts * sizeof(*first));
+    first[0] = 0;
+}
+
+/* Residents first: their computation never waits behind a read that only later experts need. */
+static void order_experts(en_executor *executor)
+{
+    uint32_t layer = executor->dispatch->head.layer;
+
+    executor->order_count = 0;
+    for (int resident = 1; resident >= 0; resident--) {
+        for (uint32_t e = 0; e < executor->dims.experts; e++) {
+            if (executor->first[e] == executor->first[e + 1]) continue;
+            if (en_store_is_resident(executor->spec.store, layer, e) != (resident == 1)) continue;
+            executor->order[executor->order_count++] = e;
+        }
+    }
+}
+
+static void add_tasks(en_executor *executor, uint32_t expert, uint32_t record)
+{
+    uint32_t begin = executor->first[expert], end = executor->first[expert + 1];
+    uint32_t step = executor->dims.block_rows;
+    uint32_t mask = 0;
+
+    for (uint32_t i = begin; i < end; i++) {
+        mask |= executor->choices[i].slice_mask;
+    }
+    for (uint32_t slice = 0; slice < executor->layout.slices; slice++) {
+        if (!(mask >> slice & 1)) continue;
+        for (uint32_t at = begin; at < end; at += step) {
+            RT_ASSERT(executor->task_count < executor->dims.tasks_max);
+            executor->tasks[executor->task_count++] =
+                (task){record, slice, at, end - at < step ? end : at + step};
+        }
+    }
+}
+
+static void release_batch(en_executor *executor)
+{
+    for (uint32_t i = 0; i < executor->record_count; i++) {
+        en_store_release(executor->spec.store, &executor->records[i]);
+    }
+    executor->record_count = 0;
+}
+
+/* Pins the experts order[*at].. that can be held at once and lists their tasks. One staging slot
+ * stays unpinned: what it caches is still there for the next frame. */
+static rt_status acquire_batch(en_executor *executor, uint32_t *at, rt_err *err)
+{
+    uint32_t layer = executor->dispatch->head.layer;
+    uint32_t pins_max = en_store_pins_max(executor->spec.store);
+    uint32_t staged_max = pins_max > 1 ? pins_max - 1 : 1;
+    uint32_t staged = 0;
+
+    executor->record_count = 0;
+    executor->task_count = 0;
+    for (; *at < executor->order_count; (*at)++) {
+        uint32_t expert = executor->order[*at];
+        rt_status status;
+        if (!en_store_is_resident(executor->spec.store, layer, expert) && staged++ == staged_max) {
+            break;
+        }
+        status = en_store_acquire(executor->spec.store, layer, expert,
+                                  &executor->records[executor->record_count], err);
+        if (status != RT_OK) {
+            release_batch(executor);
+            return status;
+        }
+        add_tasks(executor, expert, executor->record_count++);
+    }
+    return RT_OK;
+}
+
+static kn_rows gather_int8(const en_executor *executor, const choice *const *picked, uint32_t count,
+                           uint8_t *memory)
+{
+    const tr_dispatch_view *dispatch = executor->dispatch;
+    size_t padded = executor->dims.padded, groups = executor->dims.groups;
+    int8_t *q = (int8_t *)memory;
+    float *scale = (float *)(void *)(memory + round_up(count * padded));
+    int32_t *sum = (int32_t *)(void *)((uint8_t *)scale + round_up(count * groups * sizeof(float)));
+
+    for (uint32_t i = 0; i < count; i++) {
+        size_t row = picked[i]->row;
+        memcpy(q + i * padded, dispatch->q + row * padded, padded);
+        memcpy(scale + i * groups, dispatch->scale + row * groups, groups * sizeof(*scale));
+        memcpy(sum + i * groups, executor->group_sums + row * groups, groups * sizeof(*sum));
+    }
+    return (kn_rows){.q = q, .scale = scale, .sum = sum};
+}
+
+static kn_rows gather_f32(const en_executor *executor, const choice *const *picked, uint32_t count,
+                          uint8_t *memory)
+{
+    size_t hidden = executor->dims.hidden;
+    float *f32 = (float *)(void *)memory;
+
+    for (uint32_t i = 0; i < count; i++) {
+        memcpy(f32 + i * hidden, executor->dispatch->f32 + picked[i]->row * hidden,
+               hidden * sizeof(*f32));
+    }
+    return (kn_rows){.f32 = f32};
+}
+
+/* The rows of the picked choices as the kernels want them: in place when they lie side by side in
+ * the frame (every decode row does), else copied together. */
+static kn_rows gather(const en_executor *executor, const choice *const *picked, uint32_t count,
+                      uint8_t *memory)
+{
+    const tr_dispatch_view *dispatch = executor->dispatch;
+    const dimensions *dims = &executor->dims;
+    bool int8 = dispatch->head.encoding == TR_ROWS_INT8;
+    size_t first = picked[0]->row;
+    uint32_t run = 1;
+    kn_rows rows;
+
+    while (run < count && picked[run]->row == first + run) {
+        run++;
+    }
+    if (run < count) {
+        rows = int8 ? gather_int8(executor, picked, count, memory)
+                    : gather_f32(executor, picked, count, memory);
+    } else if (int8) {
+        rows = (kn_rows){.q = dispatch->q + first * dims->padded,
+                         .scale = dispatch->scale + first * dims->groups,
+                         .sum = executor->group_sums + first * dims->groups};
+    } else {
+        rows = (kn_rows){.f32 = dispatch->f32 + first * dims->hidden};
+    }
+    rows.rows = count;
+    rows.cols = dims->hidden;
+    rows.group = int8 ? dims->group : 0;
+    rows.f32_stride = int8 ? 0 : dims->hidden;
+    return rows;
+}
+
+static void run_task(void *context, size_t chunk, uint32_t member)
+{
+    en_executor *executor = context;
+    const task *task_now = &executor->tasks[chunk];
+    member_scratch *scratch = &executor->scratch[member];
+    const choice *picked[BLOCK_ROWS];
+    uint32_t count = 0;
+    md_slice slice;
+    kn_rows rows;
+
+    for (uint32_t i = task_now->begin; i < task_now->end; i++) {
+        if (executor->choices[i].slice_mask >> task_now->slice & 1) {
+            picked[count++] = &executor->choices[i];
+        }
+    }
+    if (count == 0) return; /* this block's rows want other slices of the expert */
+    rows = gather(executor, picked, count, scratch->rows);
+    slice = md_slice_view(&executor->layout, task_now->slice,
+                          executor->records[task_now->record].slice[task_now->slice]);
+    md_ffn_slice(scratch->y, executor->dims.hidden, &rows, &slice, scratch->ffn);
+    for (uint32_t i = 0; i < count; i++) {
+        en_sums_add(executor->sums, member, picked[i]->row,
+                    scratch->y + (size_t)i * executor->dims.hidden, picked[i]->ws);
+    }
+}
+
+static rt_status compute(en_executor *executor, rt_err *err)
+{
+    const tr_dispatch_view *dispatch = executor->dispatch;
+    uint32_t at = 0;
+
+    if (dispatch->head.encoding == TR_ROWS_INT8) {
+        kn_rows_sums(dispatch->q, dispatch->head.rows, executor->dims.hidden, executor->dims.group,
+                     executor->group_sums);
+    }
+    while (at < executor->order_count) {
+        uint64_t begin;
+        RT_TRY(acquire_batch(executor, &at, err));
+        begin = rt_clock_now(&executor->clock);
+        rt_team_run(executor->spec.team, run_task, executor, executor->task_count);
+        executor->stats.compute_ns += rt_clock_now(&executor->clock) - begin;
+        executor->stats.experts += executor->record_count;
+        release_batch(executor);
+    }
+    return RT_OK;
+}
+
+static rt_status sum_up(en_executor *executor, uint8_t *payload, size_t *payload_bytes, rt_err *err)
+{
+    uint64_t begin = rt_clock_now(&executor->clock);
+
+    RT_TRY(en_sums_finish(executor->sums, executor->spec.team, payload, payload_bytes, err));
+    executor->stats.compute_ns += rt_clock_now(&executor->clock) - begin;
+    executor->stats.frames++;
+    executor->stats.rows += executor->dispatch->head.rows;
+    return RT_OK;
+}
+
+rt_status en_execute(en_executor *executor, const tr_dispatch_view *dispatch, uint8_t *payload,
+                     size_t *payload_bytes, rt_err *err)
+{
+    rt_status status;
+
+    RT_TRY(check_head(executor, &dispatch->head, err));
+    RT_TRY(check_entries(executor, dispatch, err));
+    executor->dispatch = dispatch;
+    en_sums_begin(executor->sums, dispatch->head.rows);
+    group_by_expert(executor);
+    order_experts(executor);
+    status = compute(executor, err);
+    if (status == RT_OK) status = sum_up(executor, payload, payload_bytes, err);
+    executor->dispatch = NULL;
+    return status;
+}
+
+en_execute_stats en_executor_get_stats(const en_executor *executor)
+{
+    return executor->stats;
+}

@@ -18,27 +18,28 @@
 typedef struct an_engine an_engine;
 typedef struct an_seq an_seq;
 
-/* What passes by, for verify and profiling. data is borrowed for the call. */
+/* What passes by, for verify and profiling. data is borrowed for the call. Embedding and final norm
+ * carry MD_NO_LAYER. */
 typedef enum {
-    AN_PROBE_EMBED,       /* f32 [rows][hidden] */
-    AN_PROBE_Q_RESID,     /* f32 [rows][q_rank], after q_a_norm */
-    AN_PROBE_KV_LATENT,   /* f32 [rows][kv_rank], after kv_a_norm (before rounding to the cache) */
-    AN_PROBE_ATTN,        /* f32 [rows][hidden], o_proj output */
-    AN_PROBE_ROUTER_IDS,  /* uint32 [rows][topk], ascending */
+    AN_PROBE_EMBED,      /* f32 [rows][hidden] */
+    AN_PROBE_Q_RESID,    /* f32 [rows][q_rank], after q_a_norm */
+    AN_PROBE_KV_LATENT,  /* f32 [rows][kv_rank], after kv_a_norm (before rounding to the cache) */
+    AN_PROBE_ATTN,       /* f32 [rows][hidden], o_proj output */
+    AN_PROBE_ROUTER_IDS, /* uint32 [rows][topk], ascending */
     AN_PROBE_ROUTER_WEIGHTS, /* f32 [rows][topk] */
-    AN_PROBE_INDEX_SET,   /* one row: uint32 [count] ascending positions; only when selection took place */
-    AN_PROBE_MLP,         /* f32 [rows][hidden], MoE or dense output incl. shared */
-    AN_PROBE_OUT,         /* f32 [rows][hidden], after both residuals */
-    AN_PROBE_FINAL_NORM,  /* f32 [rows][hidden] */
+    AN_PROBE_INDEX_SET, /* one row: uint32 [count] ascending positions; only when selection took place */
+    AN_PROBE_MLP,       /* f32 [rows][hidden], MoE or dense output incl. shared */
+    AN_PROBE_OUT,       /* f32 [rows][hidden], after both residuals */
+    AN_PROBE_FINAL_NORM, /* f32 [rows][hidden] */
 } an_probe_kind;
 
 typedef struct {
     an_probe_kind kind;
     uint32_t layer;
     an_seq *seq;
-    uint32_t position;  /* of the first row, in its sequence */
-    uint32_t rows;      /* of this sequence in a row */
-    uint32_t count;     /* values per row */
+    uint32_t position; /* of the first row, in its sequence */
+    uint32_t rows;     /* of this sequence in a row */
+    uint32_t count;    /* values per row */
     const void *data;
 } an_probe_event;
 
@@ -51,12 +52,12 @@ typedef struct {
     const pl_map *map;             /* borrowed until an_engine_set_map */
     rt_team *team;                 /* borrowed */
     rt_clock clock;
-    uint32_t rows_max;             /* rows of one step (chunk + decode rows) */
-    uint32_t context_max;          /* positions of one sequence */
+    uint32_t rows_max;    /* rows of one step (chunk + decode rows) */
+    uint32_t context_max; /* positions of one sequence */
     uint32_t sequences_max;
     bool kv_bf16;
     bool float_activations;
-    uint64_t reply_timeout_ns;     /* per layer; a node that is silent longer is lost */
+    uint64_t reply_timeout_ns; /* per layer; a node that is silent longer is lost */
 } an_engine_spec;
 
 /* Bytes of caches and scratch for a spec; create books them in budget ("kv cache", "attention
@@ -79,11 +80,11 @@ void an_seq_truncate(an_seq *seq, uint32_t length);
 
 typedef struct {
     an_seq *seq;
-    const uint32_t *tokens;  /* [count], appended at an_seq_length; borrowed for the call */
+    const uint32_t *tokens; /* [count], appended at an_seq_length; borrowed for the call */
     uint32_t count;
-    uint32_t logits_from;    /* rows from this one on (0..count) get logits; count: none */
-    float *logits;           /* out [count - logits_from][vocab]; NULL when none */
-    float *hidden;           /* out [count][hidden] after the final norm; NULL when not wanted */
+    uint32_t logits_from; /* rows from this one on (0..count) get logits; count: none */
+    float *logits;        /* out [count - logits_from][vocab]; NULL when none */
+    float *hidden;        /* out [count][hidden] after the final norm; NULL when not wanted */
 } an_step_item;
 
 /* Runs the items' rows (sum of counts <= rows_max) through the model. On an error every sequence is
@@ -99,8 +100,8 @@ RT_MUST_CHECK rt_status an_engine_step(an_engine *engine, an_step_item *items, u
 enum { AN_NODE_STATS_MAX = 64 };
 
 typedef struct {
-    uint64_t steps, rows, layers;    /* layers: MoE layers dispatched */
-    uint64_t total_ns, wait_ns;      /* in steps; waiting for replies with nothing else to do */
+    uint64_t steps, rows, layers; /* layers: MoE layers dispatched */
+    uint64_t total_ns, wait_ns;   /* in steps; waiting for replies with nothing else to do */
     uint64_t attention_ns, shared_ns, head_ns;
     uint64_t sent_bytes, received_bytes;
     uint64_t node_wait_ns[AN_NODE_STATS_MAX]; /* by which a node was the last to answer */

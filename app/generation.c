@@ -67,7 +67,8 @@ static rt_status decode(an_engine *engine, const app_generation_spec *spec, an_s
 
         if (out->generated >= spec->tokens_max || position >= spec->context) return RT_OK;
         if (md_sampler_pick(spec->sampler, logits, position, &id) != RT_OK)
-            return rt_fail(err, RT_ENUMERIC, "the logits of position %u are not finite", position - 1);
+            return rt_fail(err, RT_ENUMERIC, "the logits of position %u are not finite",
+                           position - 1);
         if (is_eos(spec, id)) {
             out->finish = APP_FINISH_STOP;
             return RT_OK;
@@ -96,11 +97,13 @@ rt_status app_generate(an_engine *engine, const app_generation_spec *spec, app_g
     *out = (app_generation){.finish = APP_FINISH_LENGTH};
     if (spec->prompt_count == 0) return rt_fail(err, RT_EINVAL, "the prompt has no tokens");
     if (spec->prompt_count > spec->context)
-        return rt_fail(err, RT_EINVAL, "the prompt has %u tokens, the context holds %u (--ctx-size)",
+        return rt_fail(err, RT_EINVAL,
+                       "the prompt has %u tokens, the context holds %u (--ctx-size)",
                        spec->prompt_count, spec->context);
     for (uint32_t i = 0; i < spec->prompt_count; i++)
         if (spec->prompt[i] >= spec->vocab)
-            return rt_fail(err, RT_EINVAL, "token id %u at place %u is outside the vocabulary of %u",
+            return rt_fail(err, RT_EINVAL,
+                           "token id %u at place %u is outside the vocabulary of %u",
                            spec->prompt[i], i, spec->vocab);
     logits = malloc((size_t)spec->vocab * sizeof(*logits));
     if (logits == NULL) return rt_fail(err, RT_ENOMEM, "logits of %u tokens", spec->vocab);

@@ -16,13 +16,13 @@ typedef bool (*app_token_fn)(void *context, uint32_t id);
 typedef struct {
     const uint32_t *prompt; /* [prompt_count], borrowed */
     uint32_t prompt_count;
-    uint32_t tokens_max;    /* new tokens at most; the context bounds them too */
+    uint32_t tokens_max; /* new tokens at most; the context bounds them too */
     uint32_t context;
     uint32_t chunk;
     uint32_t vocab;
-    const uint32_t *eos;    /* [eos_count]; 0: none (--ignore-eos) */
+    const uint32_t *eos; /* [eos_count]; 0: none (--ignore-eos) */
     uint32_t eos_count;
-    md_sampler *sampler;    /* borrowed */
+    md_sampler *sampler; /* borrowed */
     app_token_fn on_token;
     void *context_of_token;
     rt_clock clock;
@@ -30,7 +30,7 @@ typedef struct {
 
 typedef struct {
     app_finish finish;
-    uint32_t generated;           /* tokens handed to on_token, end-of-sequence not among them */
+    uint32_t generated; /* tokens handed to on_token, end-of-sequence not among them */
     uint64_t prefill_ns, decode_ns;
     uint32_t decode_steps;
 } app_generation;

@@ -29,8 +29,9 @@ enum { VERB_COUNT = sizeof(verbs) / sizeof(verbs[0]) };
 
 static void print_help(FILE *out)
 {
-    fprintf(out, "Usage: moesaic VERB [OPTION...] [ARGUMENT...]\n"
-                 "GLM-5.2 on the machines you have: the same tokens, wherever the experts are.\n\n");
+    fprintf(out,
+            "Usage: moesaic VERB [OPTION...] [ARGUMENT...]\n"
+            "GLM-5.2 on the machines you have: the same tokens, wherever the experts are.\n\n");
     for (int i = 0; i < VERB_COUNT; i++)
         fprintf(out, "  %-10s %s\n", verbs[i].name, verbs[i].doc);
     fprintf(out, "\n`moesaic VERB --help` lists a verb's options. "

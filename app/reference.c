@@ -27,12 +27,12 @@ rt_status app_reference_tensor(const app_reference *reference, const char *name,
     columns_found = tensor->dims == 2 ? tensor->shape[1] : 1;
     if (tensor->dtype != dtype || tensor->dims < 1 || tensor->dims > 2 ||
         tensor->shape[0] > ROWS_MAX || columns_found > ROWS_MAX)
-        return rt_fail(err, RT_EFORMAT, "%s: %s: expected %s of one or two dimensions, found %s of %u",
+        return rt_fail(err, RT_EFORMAT,
+                       "%s: %s: expected %s of one or two dimensions, found %s of %u",
                        md_st_path(reference->file), name, md_st_dtype_name(dtype),
                        md_st_dtype_name(tensor->dtype), tensor->dims);
     data = malloc(tensor->bytes + 1);
-    if (data == NULL)
-        return rt_fail(err, RT_ENOMEM, "%s: %" PRIu64 " bytes", name, tensor->bytes);
+    if (data == NULL) return rt_fail(err, RT_ENOMEM, "%s: %" PRIu64 " bytes", name, tensor->bytes);
     status = md_st_read(reference->file, tensor, 0, data, tensor->bytes, err);
     if (status != RT_OK) {
         free(data);
@@ -56,7 +56,8 @@ static rt_status get_uint(const json_t *object, const char *key, uint32_t fallba
     }
     if (!json_is_integer(value) || json_integer_value(value) < 0 ||
         json_integer_value(value) > ROWS_MAX)
-        return rt_fail(err, RT_EFORMAT, "reference.json: %s: expected a number 0..%d", key, ROWS_MAX);
+        return rt_fail(err, RT_EFORMAT, "reference.json: %s: expected a number 0..%d", key,
+                       ROWS_MAX);
     *out = (uint32_t)json_integer_value(value);
     return RT_OK;
 }
@@ -73,7 +74,8 @@ static rt_status read_greedy(const json_t *list, app_reference_prompt *prompt, r
     return RT_OK;
 }
 
-static rt_status read_prompt(app_reference *reference, uint32_t index, const json_t *entry, rt_err *err)
+static rt_status read_prompt(app_reference *reference, uint32_t index, const json_t *entry,
+                             rt_err *err)
 {
     app_reference_prompt *prompt = &reference->prompts[index];
     uint32_t rows = 0, columns = 0;
@@ -92,9 +94,10 @@ static rt_status read_prompt(app_reference *reference, uint32_t index, const jso
     if (columns != 1 || prompt->prompt_len == 0 ||
         (uint64_t)prompt->prompt_len + prompt->greedy_count != rows ||
         prompt->logits_first_row >= rows)
-        return rt_fail(err, RT_EFORMAT,
-                       "reference.safetensors: %s has %u ids, prompt and greedy of reference.json %u + %u",
-                       name, rows, prompt->prompt_len, prompt->greedy_count);
+        return rt_fail(
+            err, RT_EFORMAT,
+            "reference.safetensors: %s has %u ids, prompt and greedy of reference.json %u + %u",
+            name, rows, prompt->prompt_len, prompt->greedy_count);
 
     snprintf(name, sizeof(name), "p%u.logits", index);
     RT_TRY(app_reference_tensor(reference, name, MD_ST_F32, &data, &rows, &columns, err));
@@ -102,8 +105,8 @@ static rt_status read_prompt(app_reference *reference, uint32_t index, const jso
     prompt->logits = data;
     if (rows != prompt->rows - prompt->logits_first_row ||
         (reference->vocab != 0 && columns != reference->vocab))
-        return rt_fail(err, RT_EFORMAT, "reference.safetensors: %s is [%u, %u], expected %u rows", name,
-                       rows, columns, prompt->rows - prompt->logits_first_row);
+        return rt_fail(err, RT_EFORMAT, "reference.safetensors: %s is [%u, %u], expected %u rows",
+                       name, rows, columns, prompt->rows - prompt->logits_first_row);
     reference->vocab = columns;
     return RT_OK;
 }
@@ -115,7 +118,8 @@ static rt_status read_json(app_reference *reference, const json_t *root, rt_err 
     const json_t *dbg = json_object_get(root, "dbg_prompt");
 
     if (!json_is_array(prompts) || json_array_size(prompts) == 0)
-        return rt_fail(err, RT_EFORMAT, "reference.json: prompts: expected a list that is not empty");
+        return rt_fail(err, RT_EFORMAT,
+                       "reference.json: prompts: expected a list that is not empty");
     reference->latent_eps = json_is_number(eps) ? json_number_value(eps) : (double)NAN;
     reference->dbg_prompt = json_is_integer(dbg) ? (int32_t)json_integer_value(dbg) : -1;
     reference->prompt_count = (uint32_t)json_array_size(prompts);

@@ -14,18 +14,18 @@
 
 typedef struct {
     uint32_t prompt_len, greedy_count, logits_first_row;
-    uint32_t rows;          /* of the ids tensor: prompt and greedy */
-    uint32_t *ids;          /* owned */
-    uint32_t *greedy;       /* owned */
-    float *logits;          /* owned [rows - logits_first_row][vocab] */
+    uint32_t rows;    /* of the ids tensor: prompt and greedy */
+    uint32_t *ids;    /* owned */
+    uint32_t *greedy; /* owned */
+    float *logits;    /* owned [rows - logits_first_row][vocab] */
 } app_reference_prompt;
 
 typedef struct {
-    double latent_eps;      /* NaN when the file does not say */
-    int32_t dbg_prompt;     /* -1: none */
+    double latent_eps;  /* NaN when the file does not say */
+    int32_t dbg_prompt; /* -1: none */
     uint32_t prompt_count, vocab;
     app_reference_prompt *prompts; /* owned */
-    md_st_file *file;       /* owned */
+    md_st_file *file;              /* owned */
 } app_reference;
 
 /* dir holds reference.json and reference.safetensors. RT_EIO, RT_EFORMAT (named), RT_ENOMEM. */

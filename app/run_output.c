@@ -16,10 +16,10 @@ struct app_output {
     md_stream *stream;   /* owned */
     md_text_buffer text; /* JSON mode: all of it */
     md_ids ids;
-    char last;           /* last byte that was shown */
-    bool stop_text;      /* --stop was met */
-    bool closed;         /* stdout's reader went away */
-    int write_errno;     /* another failure of stdout */
+    char last;       /* last byte that was shown */
+    bool stop_text;  /* --stop was met */
+    bool closed;     /* stdout's reader went away */
+    int write_errno; /* another failure of stdout */
     bool out_of_memory;
 };
 
@@ -164,7 +164,8 @@ static rt_status print_json(app_output *output, app_session *session,
     if (line == NULL) return rt_fail(err, RT_ENOMEM, "the JSON of %zu tokens", output->ids.count);
     shown = show(output, line, strlen(line));
     free(line);
-    if (!shown && !output->closed) return rt_fail(err, RT_EIO, "stdout: %s", strerror(output->write_errno));
+    if (!shown && !output->closed)
+        return rt_fail(err, RT_EIO, "stdout: %s", strerror(output->write_errno));
     return RT_OK;
 }
 
@@ -176,7 +177,8 @@ static void closing_line(app_session *session, const app_generation *generation,
             t->decode_rate);
     fprintf(stderr, "waited %.0f %% for experts%s%s, %.1f KB per token", 100 * t->wait_share,
             t->has_slowest ? ", slowest " : "",
-            t->has_slowest ? app_session_node_name(session, t->slowest) : "", t->bytes_per_token / 1e3);
+            t->has_slowest ? app_session_node_name(session, t->slowest) : "",
+            t->bytes_per_token / 1e3);
     if (t->hit_share >= 0) fprintf(stderr, ", %.1f %% of experts from RAM", 100 * t->hit_share);
     fprintf(stderr, "\n");
 }
@@ -190,13 +192,15 @@ rt_status app_output_finish(app_output *output, app_session *session, app_genera
     if (output->closed) return RT_OK;
     if (output->write_errno != 0)
         return rt_fail(err, RT_EIO, "stdout: %s", strerror(output->write_errno));
-    if (output->out_of_memory) return rt_fail(err, RT_ENOMEM, "the text of %u tokens", generation->generated);
+    if (output->out_of_memory)
+        return rt_fail(err, RT_ENOMEM, "the text of %u tokens", generation->generated);
     if (status == RT_OK && !output->stop_text) {
         if (!md_stream_finish(output->stream, &rest)) generation->finish = APP_FINISH_STOP;
         show_text(output, rest);
     }
     /* After a loss the nodes may not answer: their counters are not asked for then. */
-    timings = status == RT_OK ? timings_of(session, generation, prompt_count) : (run_timings){.hit_share = -1};
+    timings = status == RT_OK ? timings_of(session, generation, prompt_count)
+                              : (run_timings){.hit_share = -1};
     if (status == RT_OK && output->mode == APP_OUTPUT_JSON)
         status = print_json(output, session, generation, &timings, prompt_count, err);
     if (output->last != '\n') show(output, "\n", 1);

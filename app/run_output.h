@@ -15,12 +15,13 @@ typedef enum { APP_OUTPUT_TEXT, APP_OUTPUT_IDS, APP_OUTPUT_JSON } app_output_mod
 typedef struct {
     const md_tokenizer *tokenizer; /* borrowed */
     app_output_mode mode;
-    const md_text *stop;           /* NULL: none; borrowed for the call */
+    const md_text *stop; /* NULL: none; borrowed for the call */
 } app_output_spec;
 
 typedef struct app_output app_output;
 
-RT_MUST_CHECK rt_status app_output_create(const app_output_spec *spec, app_output **out, rt_err *err);
+RT_MUST_CHECK rt_status app_output_create(const app_output_spec *spec, app_output **out,
+                                          rt_err *err);
 void app_output_free(app_output *output);
 
 bool app_output_token(void *output, uint32_t id); /* an app_token_fn */

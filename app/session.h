@@ -22,7 +22,8 @@ typedef struct {
 /* Opens the session. On rank 0 (or alone) it returns when every node is ready.
  *   Errors  those of the parts; rank 0 tells the other ranks why it ends before it returns. On the
  *           other ranks RT_ECANCELED means that rank 0 ended the job and has told the user why. */
-RT_MUST_CHECK rt_status app_session_open(const app_session_spec *spec, app_session **out, rt_err *err);
+RT_MUST_CHECK rt_status app_session_open(const app_session_spec *spec, app_session **out,
+                                         rt_err *err);
 
 /* Ranks other than 0: answers frames until rank 0 ends the job. */
 RT_MUST_CHECK rt_status app_session_serve(app_session *session, rt_err *err);

@@ -29,32 +29,78 @@ typedef struct {
 #define GIVEN(field_) .given_offset = offsetof(run_options, field_)
 
 static const rt_opt table[] = {
-    {.name = "prompt", .key = 'p', .kind = RT_OPT_TEXT, ROW(prompt), .arg = "TEXT",
+    {.name = "prompt",
+     .key = 'p',
+     .kind = RT_OPT_TEXT,
+     ROW(prompt),
+     .arg = "TEXT",
      .doc = "the user's text; without --prompt and --ids it is read from stdin"},
-    {.name = "ids", .kind = RT_OPT_TEXT, ROW(ids), .arg = "LIST",
+    {.name = "ids",
+     .kind = RT_OPT_TEXT,
+     ROW(ids),
+     .arg = "LIST",
      .doc = "token ids instead of text, separated by commas or blanks; no template is applied"},
     {.name = "system", .kind = RT_OPT_TEXT, ROW(system), .arg = "TEXT", .doc = "a system message"},
-    {.name = "tokens", .key = 'n', .kind = RT_OPT_UINT, ROW(tokens), .arg = "N",
+    {.name = "tokens",
+     .key = 'n',
+     .kind = RT_OPT_UINT,
+     ROW(tokens),
+     .arg = "N",
      .doc = "new tokens at most; 0: until the context is full"},
-    {.name = "temp", .kind = RT_OPT_FLOAT, ROW(temperature), .arg = "T", .min = 0, .max = 100,
-     GIVEN(temperature_given), .doc = "temperature; 0: greedy; default from the model"},
-    {.name = "top-p", .kind = RT_OPT_FLOAT, ROW(top_p), .arg = "P", .min = 0, .max = 1,
-     GIVEN(top_p_given), .doc = "nucleus; default from the model"},
-    {.name = "top-k", .kind = RT_OPT_UINT, ROW(top_k), .arg = "K", GIVEN(top_k_given),
+    {.name = "temp",
+     .kind = RT_OPT_FLOAT,
+     ROW(temperature),
+     .arg = "T",
+     .min = 0,
+     .max = 100,
+     GIVEN(temperature_given),
+     .doc = "temperature; 0: greedy; default from the model"},
+    {.name = "top-p",
+     .kind = RT_OPT_FLOAT,
+     ROW(top_p),
+     .arg = "P",
+     .min = 0,
+     .max = 1,
+     GIVEN(top_p_given),
+     .doc = "nucleus; default from the model"},
+    {.name = "top-k",
+     .kind = RT_OPT_UINT,
+     ROW(top_k),
+     .arg = "K",
+     GIVEN(top_k_given),
      .doc = "keep the K likeliest tokens; 0: all"},
-    {.name = "min-p", .kind = RT_OPT_FLOAT, ROW(min_p), .arg = "P", .min = 0, .max = 1,
-     GIVEN(min_p_given), .doc = "drop tokens less likely than P times the likeliest"},
-    {.name = "seed", .key = 's', .kind = RT_OPT_UINT, ROW(seed), .arg = "S", GIVEN(seed_given),
+    {.name = "min-p",
+     .kind = RT_OPT_FLOAT,
+     ROW(min_p),
+     .arg = "P",
+     .min = 0,
+     .max = 1,
+     GIVEN(min_p_given),
+     .doc = "drop tokens less likely than P times the likeliest"},
+    {.name = "seed",
+     .key = 's',
+     .kind = RT_OPT_UINT,
+     ROW(seed),
+     .arg = "S",
+     GIVEN(seed_given),
      .doc = "seed of the sampler; default: a random one, which is printed"},
     {.name = "stop", .kind = RT_OPT_TEXT, ROW(stop), .arg = "TEXT", .doc = "end before this text"},
-    {.name = "raw", .kind = RT_OPT_FLAG, ROW(raw),
+    {.name = "raw",
+     .kind = RT_OPT_FLAG,
+     ROW(raw),
      .doc = "no chat template: the prompt's tokens as they are, control tokens matched"},
     {.name = "no-think", .kind = RT_OPT_FLAG, ROW(no_think), .doc = "switch thinking off"},
-    {.name = "template-compat", .kind = RT_OPT_FLAG, ROW(template_compat),
+    {.name = "template-compat",
+     .kind = RT_OPT_FLAG,
+     ROW(template_compat),
      .doc = "match control tokens in user text too, as transformers does"},
-    {.name = "ignore-eos", .kind = RT_OPT_FLAG, ROW(ignore_eos),
+    {.name = "ignore-eos",
+     .kind = RT_OPT_FLAG,
+     ROW(ignore_eos),
      .doc = "go on past end-of-sequence tokens"},
-    {.name = "print-ids", .kind = RT_OPT_FLAG, ROW(print_ids),
+    {.name = "print-ids",
+     .kind = RT_OPT_FLAG,
+     ROW(print_ids),
      .doc = "print the new token ids instead of text"},
     {.name = "json", .kind = RT_OPT_FLAG, ROW(json), .doc = "print one JSON object at the end"},
     APP_MODEL_OPTION_ROWS(run_options, model),
@@ -64,9 +110,10 @@ static const rt_opt table[] = {
 static const rt_opt_spec spec = {
     .verb = "run",
     .args_doc = "MODEL",
-    .doc = "Generates text with the container in the folder MODEL and streams it to stdout.\v"
-           "Under `mpirun -n N` rank 0 attends and the other ranks hold the experts; the tokens are "
-           "the same for every N. A last line on stderr says how fast it went and what it waited for.",
+    .doc =
+        "Generates text with the container in the folder MODEL and streams it to stdout.\v"
+        "Under `mpirun -n N` rank 0 attends and the other ranks hold the experts; the tokens are "
+        "the same for every N. A last line on stderr says how fast it went and what it waited for.",
     .table = table,
     .positional_min = 1,
     .positional_max = 1,
@@ -77,7 +124,8 @@ static rt_status read_stdin(char **out, size_t *out_bytes, rt_err *err)
     size_t capacity = 65536, used = 0;
     char *text = malloc(capacity);
 
-    if (isatty(STDIN_FILENO)) fprintf(stderr, "moesaic run: reading the prompt from the terminal; end with Ctrl-D\n");
+    if (isatty(STDIN_FILENO))
+        fprintf(stderr, "moesaic run: reading the prompt from the terminal; end with Ctrl-D\n");
     while (text != NULL) {
         ssize_t got = read(STDIN_FILENO, text + used, capacity - used);
 
@@ -124,8 +172,8 @@ static rt_status parse_ids(const char *list, md_ids *out, rt_err *err)
         id = strtoul(at, &end, 10);
         if (end == at || *at == '-' || *at == '+' || errno != 0 || id > UINT32_MAX ||
             (*end != '\0' && strchr(", \t\n", *end) == NULL))
-            return rt_fail(err, RT_EINVAL, "--ids: expected numbers separated by commas, found '%.20s'",
-                           at);
+            return rt_fail(err, RT_EINVAL,
+                           "--ids: expected numbers separated by commas, found '%.20s'", at);
         RT_TRY(md_ids_push(out, (uint32_t)id, err));
         at = end;
     }
@@ -161,7 +209,8 @@ static rt_status sampler_spec(const run_options *options, const md_generation *d
                               md_sampler_spec *out, rt_err *err)
 {
     *out = (md_sampler_spec){
-        .temperature = options->temperature_given ? (float)options->temperature : defaults->temperature,
+        .temperature =
+            options->temperature_given ? (float)options->temperature : defaults->temperature,
         .top_k = options->top_k_given ? (uint32_t)options->top_k : defaults->top_k,
         .top_p = options->top_p_given ? (float)options->top_p : defaults->top_p,
         .min_p = options->min_p_given ? (float)options->min_p : defaults->min_p,
@@ -181,16 +230,17 @@ static void say_settings(const app_session *session, const run_options *options,
 
     md_model_id_format(md_container_get_info(app_session_container(session))->model_id, id);
     fprintf(stderr,
-            "moesaic: model %.16s, %u node%s, kernels %s, kv %s, context %u, chunk %u, prompt %u tokens, ",
+            "moesaic: model %.16s, %u node%s, kernels %s, kv %s, context %u, chunk %u, prompt %u "
+            "tokens, ",
             id, app_session_nodes(session), app_session_nodes(session) == 1 ? "" : "s",
             kn_variant_name(kn_selected()), options->model.kv, app_session_context(session),
             app_session_chunk(session), prompt_count);
     if (sampler->temperature == 0)
         fprintf(stderr, "greedy\n");
     else
-        fprintf(stderr, "temp %g top-p %g top-k %u min-p %g seed %llu\n", (double)sampler->temperature,
-                (double)sampler->top_p, sampler->top_k, (double)sampler->min_p,
-                (unsigned long long)sampler->seed);
+        fprintf(stderr, "temp %g top-p %g top-k %u min-p %g seed %llu\n",
+                (double)sampler->temperature, (double)sampler->top_p, sampler->top_k,
+                (double)sampler->min_p, (unsigned long long)sampler->seed);
 }
 
 static void eos_of(const md_container *container, const uint32_t **eos, uint32_t *count)
@@ -219,8 +269,9 @@ static rt_status generate(app_session *session, const run_options *options,
     app_generation_spec generation_spec = {
         .prompt = prompt->ids,
         .prompt_count = (uint32_t)prompt->count,
-        .tokens_max = options->tokens == 0 || options->tokens > UINT32_MAX ? UINT32_MAX
-                                                                           : (uint32_t)options->tokens,
+        .tokens_max = options->tokens == 0 || options->tokens > UINT32_MAX
+                          ? UINT32_MAX
+                          : (uint32_t)options->tokens,
         .context = app_session_context(session),
         .chunk = app_session_chunk(session),
         .vocab = md_container_config(container)->vocab,
@@ -238,7 +289,8 @@ static rt_status generate(app_session *session, const run_options *options,
         generation_spec.sampler = sampler;
         generation_spec.context_of_token = output;
         status = app_generate(app_session_engine(session), &generation_spec, &generation, err);
-        status = app_output_finish(output, session, &generation, (uint32_t)prompt->count, status, err);
+        status =
+            app_output_finish(output, session, &generation, (uint32_t)prompt->count, status, err);
     }
     app_output_free(output);
     md_sampler_free(sampler);

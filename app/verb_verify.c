@@ -17,11 +17,22 @@ typedef struct {
 } verify_options;
 
 static const rt_opt table[] = {
-    {.name = "reference", .key = 'r', .kind = RT_OPT_TEXT, .offset = offsetof(verify_options, reference),
-     .arg = "DIR", .doc = "folder with reference.json and reference.safetensors (required)"},
-    {.name = "tolerance", .kind = RT_OPT_FLOAT, .offset = offsetof(verify_options, tolerance),
-     .arg = "X", .min = 0, .max = 1e6, .doc = "largest logit difference that passes"},
-    {.name = "json", .kind = RT_OPT_FLAG, .offset = offsetof(verify_options, json),
+    {.name = "reference",
+     .key = 'r',
+     .kind = RT_OPT_TEXT,
+     .offset = offsetof(verify_options, reference),
+     .arg = "DIR",
+     .doc = "folder with reference.json and reference.safetensors (required)"},
+    {.name = "tolerance",
+     .kind = RT_OPT_FLOAT,
+     .offset = offsetof(verify_options, tolerance),
+     .arg = "X",
+     .min = 0,
+     .max = 1e6,
+     .doc = "largest logit difference that passes"},
+    {.name = "json",
+     .kind = RT_OPT_FLAG,
+     .offset = offsetof(verify_options, json),
      .doc = "print one JSON object"},
     APP_MODEL_OPTION_ROWS(verify_options, model),
     {.name = NULL},
@@ -30,11 +41,12 @@ static const rt_opt table[] = {
 static const rt_opt_spec spec = {
     .verb = "verify",
     .args_doc = "MODEL",
-    .doc = "Runs the prompts of a reference and compares logits, greedy tokens, chosen experts and "
-           "chosen positions at every row. End-of-sequence ids are ignored.\v"
-           "Exits 0 when the largest logit difference is within the tolerance and every greedy token, "
-           "router set and index set is equal; 1 otherwise. Rows whose reference gap is below 1e-5 "
-           "are counted apart.",
+    .doc =
+        "Runs the prompts of a reference and compares logits, greedy tokens, chosen experts and "
+        "chosen positions at every row. End-of-sequence ids are ignored.\v"
+        "Exits 0 when the largest logit difference is within the tolerance and every greedy token, "
+        "router set and index set is equal; 1 otherwise. Rows whose reference gap is below 1e-5 "
+        "are counted apart.",
     .table = table,
     .positional_min = 1,
     .positional_max = 1,
@@ -101,7 +113,8 @@ static bool print_text(const app_verify_result *r, double tolerance)
 static void say_latent_eps(const app_reference *reference, float container_eps)
 {
     if (isnan(reference->latent_eps))
-        fprintf(stderr, "verify: latent eps of the container %g; the reference does not say its own\n",
+        fprintf(stderr,
+                "verify: latent eps of the container %g; the reference does not say its own\n",
                 (double)container_eps);
     else if ((float)reference->latent_eps != container_eps)
         fprintf(stderr,
@@ -155,8 +168,8 @@ int app_verb_verify(int argc, char **argv)
     status = app_session_open(&session_spec, &session, &err);
     head = status != RT_OK || app_session_is_head(session);
     if (status == RT_OK)
-        status = head ? verify_head(session, &options, &result, &err)
-                      : app_session_serve(session, &err);
+        status =
+            head ? verify_head(session, &options, &result, &err) : app_session_serve(session, &err);
     if (status == RT_OK && head)
         printed = options.json ? print_json(&result, options.tolerance)
                                : print_text(&result, options.tolerance);

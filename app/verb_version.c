@@ -16,7 +16,9 @@ typedef struct {
 } version_options;
 
 static const rt_opt table[] = {
-    {.name = "json", .kind = RT_OPT_FLAG, .offset = offsetof(version_options, json),
+    {.name = "json",
+     .kind = RT_OPT_FLAG,
+     .offset = offsetof(version_options, json),
      .doc = "print one JSON object"},
     {.name = NULL},
 };
@@ -63,8 +65,8 @@ int app_verb_version(int argc, char **argv)
     }
     if (options.json) return print_json();
     printf("moesaic %s\nnumerics id %d, conversion id %d, container version %d, protocol %d..%d\n",
-           MOESAIC_VERSION, MD_NUMERICS_ID, MD_CONVERSION_ID, MD_CONTAINER_VERSION,
-           TR_PROTOCOL_MIN, TR_PROTOCOL_MAX);
+           MOESAIC_VERSION, MD_NUMERICS_ID, MD_CONVERSION_ID, MD_CONTAINER_VERSION, TR_PROTOCOL_MIN,
+           TR_PROTOCOL_MAX);
     printf("mpi %s\nkernels", tr_mpi_built_in() ? "built in" : "not built in");
     for (int v = 0; v < KN_VARIANT_COUNT; v++)
         if (kn_variant_supported((kn_variant)v)) printf(" %s", kn_variant_name((kn_variant)v));

@@ -18,7 +18,7 @@ typedef struct {
     int32_t *router_ids; /* owned [rows][topk], NULL: not in the reference */
     int32_t *index_set;  /* owned [rows][index_topk], -1 padded */
     uint32_t topk, index_topk;
-    float *dbg[5];       /* owned, of the dbg prompt: in the order of dbg_names */
+    float *dbg[5]; /* owned, of the dbg prompt: in the order of dbg_names */
     uint32_t dbg_rows, dbg_columns[5];
 } layer_reference;
 
@@ -26,8 +26,9 @@ static const struct {
     an_probe_kind kind;
     const char *name;
 } dbg_names[5] = {
-    {AN_PROBE_Q_RESID, "q_resid"}, {AN_PROBE_KV_LATENT, "kv_latent"}, {AN_PROBE_ATTN, "attn"},
-    {AN_PROBE_MLP, "mlp"},         {AN_PROBE_OUT, "out"},
+    {AN_PROBE_Q_RESID, "q_resid"}, {AN_PROBE_KV_LATENT, "kv_latent"},
+    {AN_PROBE_ATTN, "attn"},       {AN_PROBE_MLP, "mlp"},
+    {AN_PROBE_OUT, "out"},
 };
 
 typedef struct {
@@ -37,8 +38,8 @@ typedef struct {
     double tolerance;
     uint32_t prompt;
     uint32_t rows;
-    layer_reference *layers; /* owned [layers] */
-    bool *exempt;            /* owned [rows] */
+    layer_reference *layers;   /* owned [layers] */
+    bool *exempt;              /* owned [rows] */
     float *embed, *final_norm; /* owned, of the dbg prompt */
     uint32_t embed_rows, final_rows;
     uint32_t deviation_order; /* of result->first_deviation */
@@ -72,8 +73,8 @@ static rt_status get(const verifier *v, uint32_t layer, const char *what, md_st_
     if (*out != NULL && rows != v->rows) {
         free(*out);
         *out = NULL;
-        return rt_fail(err, RT_EFORMAT, "reference.safetensors: %s has %u rows, the prompt %u", name,
-                       rows, v->rows);
+        return rt_fail(err, RT_EFORMAT, "reference.safetensors: %s has %u rows, the prompt %u",
+                       name, rows, v->rows);
     }
     return RT_OK;
 }
@@ -103,8 +104,9 @@ static rt_status load_layer(verifier *v, uint32_t l, rt_err *err)
     layer->index_set = data;
     if ((layer->router_ids != NULL && layer->topk != v->config->topk) ||
         (layer->index_set != NULL && layer->index_topk != v->config->index_topk))
-        return rt_fail(err, RT_EFORMAT, "reference.safetensors: layer %u of prompt %u does not fit the model",
-                       l, v->prompt);
+        return rt_fail(err, RT_EFORMAT,
+                       "reference.safetensors: layer %u of prompt %u does not fit the model", l,
+                       v->prompt);
     RT_TRY(mark_exempt(v, l, "router_gap", err));
     RT_TRY(mark_exempt(v, l, "index_gap", err));
     for (int k = 0; k < 5 && (int32_t)v->prompt == v->reference->dbg_prompt; k++) {
@@ -125,12 +127,13 @@ static rt_status load_prompt(verifier *v, uint32_t prompt, rt_err *err)
     v->rows = v->reference->prompts[prompt].rows;
     v->layers = calloc(v->config->layers, sizeof(*v->layers));
     v->exempt = calloc(v->rows, sizeof(*v->exempt));
-    if (v->layers == NULL || v->exempt == NULL) return rt_fail(err, RT_ENOMEM, "reference of a prompt");
+    if (v->layers == NULL || v->exempt == NULL)
+        return rt_fail(err, RT_ENOMEM, "reference of a prompt");
     for (uint32_t l = 0; l < v->config->layers; l++)
         RT_TRY(load_layer(v, l, err));
     if ((int32_t)prompt != v->reference->dbg_prompt) return RT_OK;
-    RT_TRY(app_reference_tensor(v->reference, "dbg.embed", MD_ST_F32, &data, &v->embed_rows, &columns,
-                                err));
+    RT_TRY(app_reference_tensor(v->reference, "dbg.embed", MD_ST_F32, &data, &v->embed_rows,
+                                &columns, err));
     v->embed = data;
     RT_TRY(app_reference_tensor(v->reference, "dbg.final_norm", MD_ST_F32, &data, &v->final_rows,
                                 &columns, err));
@@ -233,8 +236,9 @@ static void on_probe(void *context, const an_probe_event *event)
     }
     for (uint32_t k = 0; k < 5; k++)
         if (dbg_names[k].kind == event->kind && event->layer < v->config->layers)
-            compare_hidden(v, event, v->layers[event->layer].dbg[k], v->layers[event->layer].dbg_rows,
-                           dbg_names[k].name, (event->layer + 1) * 8 + k);
+            compare_hidden(v, event, v->layers[event->layer].dbg[k],
+                           v->layers[event->layer].dbg_rows, dbg_names[k].name,
+                           (event->layer + 1) * 8 + k);
 }
 
 /* Compares the logits of rows first.. of the prompt. */

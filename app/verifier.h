@@ -21,9 +21,10 @@ typedef struct {
     app_count index_sets;  /* (row, full layer) where a selection took place */
     double max_logit_diff; /* over rows that are not exempt */
     uint32_t worst_prompt, worst_row;
-    uint32_t exempt_rows;  /* rows with a reference gap below 1e-5 in some layer */
+    uint32_t exempt_rows;   /* rows with a reference gap below 1e-5 in some layer */
     double max_hidden_diff; /* over the dbg tensors; 0 when there are none */
-    char first_deviation[96]; /* "layer 3 attn: 0.0123 at row 4"; "" when none exceeds the tolerance */
+    char first_deviation
+        [96]; /* "layer 3 attn: 0.0123 at row 4"; "" when none exceeds the tolerance */
 } app_verify_result;
 
 /* tolerance: for max_logit_diff's judgement and for the dbg tensors. logits and scratch come from the

@@ -1,0 +1,405 @@
+/* session.c - puts the roles of one process together, in the order in which they need each other. */
+#include "app/session.h"
+
+#include "app/cluster.h"
+#include "base/check.h"
+#include "base/log.h"
+#include "base/stop.h"
+#include "expert_node/node.h"
+#include "kernels/select.h"
+#include "transport/link_inproc.h"
+#include "transport/link_mpi.h"
+#include "transport/link_union.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <signal.h>
+#include <unistd.h>
+
+enum {
+    CONTEXT_DEFAULT = 32768,
+    CONTEXT_LEAST = 512,
+    SHARE_UNIT = 10000,   /* rank shares are tenths of a thousandth */
+    POOL_ROWS_FACTOR = 4, /* frames of a step in flight: out, back, and one of each waiting */
+    POOL_LEAST_BYTES = 64 << 20,
+    TEAM_SPIN_US = 20,
+};
+
+struct app_session {
+    app_model_options options;
+    app_cluster *cluster;    /* owned; NULL: a process alone */
+    md_container *container; /* owned */
+    rt_team *team;           /* owned */
+    rt_budget budget;
+    pl_map *map; /* owned */
+    uint32_t rank, size;
+    uint32_t rows_max, context;
+
+    /* Expert node of this process, if it has a share. */
+    en_store *store;                    /* owned */
+    en_executor *executor;              /* owned */
+    en_node *node;                      /* owned */
+    tr_link *inproc_head, *inproc_node; /* owned; head only */
+
+    /* Attention node: rank 0. */
+    tr_link *nodes;      /* owned: the union; NULL when inproc_head is all there is */
+    md_weights *weights; /* owned */
+    an_engine *engine;   /* owned */
+};
+
+rt_parse_result app_options_parse(const rt_opt_spec *spec, int argc, char **argv, void *values,
+                                  const char **positional, uint32_t *positional_count)
+{
+    tr_mpi_world world = tr_mpi_world_get();
+    bool quiet = world.launched && world.rank > 0;
+    int saved = -1, null_fd = -1;
+    rt_parse_result result;
+
+    if (quiet) {
+        saved = dup(STDERR_FILENO);
+        null_fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
+        if (saved >= 0 && null_fd >= 0) dup2(null_fd, STDERR_FILENO);
+    }
+    result = rt_options_parse(spec, argc, argv, values, positional, positional_count);
+    if (saved >= 0) {
+        dup2(saved, STDERR_FILENO);
+        close(saved);
+    }
+    if (null_fd >= 0) close(null_fd);
+    return result;
+}
+
+/* Names every rank's role, from the command line that all ranks share. */
+static void shares_of(const app_session *s, uint32_t *share)
+{
+    double here = s->size == 1 ? 1 : s->options.experts_here;
+    uint32_t others = s->size - 1;
+
+    /* share 0 : others = here : (1 - here) / others */
+    share[0] = (uint32_t)(here * SHARE_UNIT * (others == 0 ? 1 : others) + 0.5);
+    for (uint32_t r = 1; r < s->size; r++)
+        share[r] = (uint32_t)((1 - here) * SHARE_UNIT + 0.5);
+}
+
+static rt_status build_map(app_session *s, const tr_welcome *welcome, rt_err *err)
+{
+    const md_config *config = md_container_config(s->container);
+    md_expert_layout layout;
+    pl_map_spec spec;
+
+    for (uint32_t l = 0; l < config->layers; l++) {
+        if (!config->sparse[l]) continue;
+        md_container_expert_layout(s->container, l, &layout);
+        spec = (pl_map_spec){.layers = config->layers,
+                             .sparse = config->sparse,
+                             .experts = config->experts,
+                             .slices = layout.slices,
+                             .nodes = welcome->nodes,
+                             .share = welcome->share,
+                             .mode = welcome->sliced ? PL_SLICED : PL_WHOLE,
+                             .epoch = welcome->epoch};
+        return pl_map_create(&spec, &s->map, err);
+    }
+    return rt_fail(err, RT_EUNSUPPORTED, "%s: the model has no MoE layer",
+                   md_container_dir(s->container));
+}
+
+static rt_status create_team(app_session *s, rt_err *err)
+{
+    uint32_t cpus = rt_cpus_usable();
+    uint32_t on_host = s->cluster == NULL ? 1 : tr_mpi_ranks_on_host();
+    uint32_t threads = s->options.threads > 0 ? (uint32_t)s->options.threads
+                                              : (cpus > on_host ? cpus / on_host : 1);
+    /* Spinning pays only while every runnable thread of the host has a core of its own. */
+    rt_team_spec spec = {.threads = threads,
+                         .spin_us = (uint64_t)threads * on_host <= cpus ? TEAM_SPIN_US : 0};
+
+    return rt_team_create(&spec, &s->team, err);
+}
+
+static void init_budget(app_session *s)
+{
+    uint64_t limit = s->options.ram_bytes;
+    uint32_t on_host = s->cluster == NULL ? 1 : tr_mpi_ranks_on_host();
+
+    if (limit == 0 && on_host > 1) limit = rt_memory_available_bytes() / 100 * 95 / on_host;
+    rt_budget_init(&s->budget, limit);
+}
+
+/* Bytes that link buffers of `rows` rows may take. */
+static size_t pool_bytes(const app_session *s)
+{
+    uint64_t row = 8ull * md_container_config(s->container)->hidden + 4096;
+    uint64_t bytes = row * s->rows_max * POOL_ROWS_FACTOR * (s->size < 8 ? s->size : 8);
+
+    return bytes < POOL_LEAST_BYTES ? POOL_LEAST_BYTES : (size_t)bytes;
+}
+
+/* Loads this process's share of the experts; what the budget has left is theirs. */
+static rt_status open_experts(app_session *s, const tr_welcome *welcome, tr_link *link, rt_err *err)
+{
+    uint32_t members = rt_team_size(s->team);
+    uint64_t work = en_executor_bytes(s->container, welcome->rows_max, members);
+    en_store_spec store = {.container = s->container, .map = s->map, .node = s->rank};
+    en_executor_spec executor = {.container = s->container,
+                                 .team = s->team,
+                                 .rows_max = welcome->rows_max,
+                                 .float_activations = welcome->float_activations};
+    en_node_spec node = {.link = link,
+                         .container = s->container,
+                         .experts_limit = md_container_config(s->container)->experts};
+
+    RT_TRY(rt_budget_book(&s->budget, "expert scratch", work, err));
+    store.ram_bytes = rt_budget_left(&s->budget);
+    store.quiet = s->rank != 0;
+    RT_TRY(en_store_open(&store, &s->store, err));
+    RT_TRY(rt_budget_book(&s->budget, "experts", en_store_get_stats(s->store).ram_bytes, err));
+    executor.store = s->store;
+    RT_TRY(en_executor_create(&executor, &s->executor, err));
+    node.executor = s->executor;
+    return en_node_create(&node, &s->node, err);
+}
+
+/* The context: as asked, else the largest power of two up to 32k whose cache leaves the experts of this
+ * process at least as much as it takes. */
+static rt_status choose_context(app_session *s, rt_err *err)
+{
+    const md_config *config = md_container_config(s->container);
+    bool bf16 = s->options.kv[0] == 'b';
+    uint64_t left = rt_budget_left(&s->budget);
+    uint32_t longest = config->context_max;
+
+    if (s->options.context > longest)
+        return rt_fail(err, RT_EINVAL, "--ctx-size %llu: the model's context is %u tokens",
+                       (unsigned long long)s->options.context, longest);
+    s->context = (uint32_t)s->options.context;
+    if (s->context > 0) return RT_OK;
+    s->context = longest < CONTEXT_DEFAULT ? longest : CONTEXT_DEFAULT;
+    if (s->size == 1 || s->options.experts_here > 0) left /= 2;
+    while (s->context > CONTEXT_LEAST && an_engine_kv_bytes(config, s->context, bf16) > left)
+        s->context /= 2;
+    return RT_OK;
+}
+
+static rt_status join_links(app_session *s, rt_err *err)
+{
+    tr_union_peer *peers;
+    rt_status status;
+
+    RT_TRY(tr_inproc_create(pool_bytes(s), &s->inproc_head, &s->inproc_node, err));
+    if (s->cluster == NULL) return RT_OK;
+    peers = calloc(s->size, sizeof(*peers));
+    if (peers == NULL) return rt_fail(err, RT_ENOMEM, "%u peers", s->size);
+    peers[0] = (tr_union_peer){s->inproc_head, 0};
+    for (uint32_t r = 1; r < s->size; r++)
+        peers[r] = (tr_union_peer){app_cluster_link(s->cluster), r};
+    status = tr_union_create(peers, s->size, &s->nodes, err);
+    free(peers);
+    return status;
+}
+
+static rt_status create_engine(app_session *s, const tr_welcome *welcome, rt_err *err)
+{
+    an_engine_spec spec = {.container = s->container,
+                           .weights = s->weights,
+                           .link = s->nodes != NULL ? s->nodes : s->inproc_head,
+                           .map = s->map,
+                           .team = s->team,
+                           .clock = rt_clock_real(),
+                           .rows_max = s->rows_max,
+                           .context_max = s->context,
+                           .sequences_max = 1,
+                           .kv_bf16 = s->options.kv[0] == 'b',
+                           .float_activations = welcome->float_activations,
+                           .reply_timeout_ns = (uint64_t)(s->options.reply_timeout_s * 1e9)};
+
+    return an_engine_create(&spec, &s->budget, &s->engine, err);
+}
+
+/* Rank 0, or a process alone. */
+static rt_status open_head(app_session *s, rt_err *err)
+{
+    tr_welcome welcome = {.epoch = 1,
+                          .sliced = s->options.slices,
+                          .nodes = s->size,
+                          .float_activations = s->options.float_activations,
+                          .rows_max = s->rows_max};
+
+    if (s->size > TR_NODES_MAX)
+        return rt_fail(err, RT_EINVAL, "%u ranks: at most %d", s->size, TR_NODES_MAX);
+    if (s->size > 1 && s->options.experts_here >= 1)
+        return rt_fail(err, RT_EINVAL,
+                       "--experts-here 1 leaves the other %u ranks no experts; run without mpirun",
+                       s->size - 1);
+    shares_of(s, welcome.share);
+    if (s->cluster != NULL) RT_TRY(app_cluster_welcome(s->cluster, s->container, &welcome, err));
+    RT_TRY(build_map(s, &welcome, err));
+    RT_TRY(join_links(s, err));
+    RT_TRY(md_weights_load(s->container, false, &s->budget, &s->weights, err));
+    RT_TRY(choose_context(s, err));
+    RT_TRY(create_engine(s, &welcome, err));
+    if (welcome.share[0] > 0) {
+        RT_TRY(open_experts(s, &welcome, s->inproc_node, err));
+        tr_inproc_set_driver(s->inproc_node, en_node_drive, s->node);
+    }
+    if (s->cluster != NULL) RT_TRY(app_cluster_wait_ready(s->cluster, err));
+    return RT_OK;
+}
+
+static rt_status open_node(app_session *s, rt_err *err)
+{
+    tr_welcome welcome;
+    en_store_stats stats;
+    tr_ready ready;
+
+    RT_TRY(app_cluster_join(s->cluster, s->container, &welcome, err));
+    RT_TRY(build_map(s, &welcome, err));
+    RT_TRY(open_experts(s, &welcome, app_cluster_link(s->cluster), err));
+    stats = en_store_get_stats(s->store);
+    ready = (tr_ready){.records = stats.records,
+                       .records_in_ram = stats.records_in_ram,
+                       .ram_bytes = stats.ram_bytes};
+    return app_cluster_ready(s->cluster, &ready, err);
+}
+
+static rt_status open_parts(app_session *s, const char *model_dir, rt_err *err)
+{
+    rt_log_level level;
+
+    RT_TRY(rt_log_level_parse(s->options.log_level, &level, err));
+    rt_log_set_level(level);
+    RT_TRY(kn_select(s->options.kernels, err));
+    RT_TRY(md_container_open(model_dir, &s->container, err));
+    RT_TRY(create_team(s, err));
+    init_budget(s);
+    return s->rank == 0 ? open_head(s, err) : open_node(s, err);
+}
+
+rt_status app_session_open(const app_session_spec *spec, app_session **out, rt_err *err)
+{
+    tr_mpi_world world = tr_mpi_world_get();
+    app_session *s = calloc(1, sizeof(*s));
+    rt_status status;
+
+    if (s == NULL) return rt_fail(err, RT_ENOMEM, "session");
+    s->options = spec->options;
+    s->size = 1;
+    s->rows_max = (uint32_t)spec->options.chunk;
+    if (world.launched && world.size > 1) {
+        /* The launcher's daemon is our parent: if it dies, nobody else would end this rank. */
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        status = app_cluster_create(&s->cluster, err);
+        if (status != RT_OK) goto fail;
+        s->rank = app_cluster_rank(s->cluster);
+        s->size = app_cluster_size(s->cluster);
+        rt_log_set_rank((int)s->rank);
+    }
+    status = open_parts(s, spec->model_dir, err);
+    if (status != RT_OK) goto fail;
+    *out = s;
+    return RT_OK;
+fail:
+    app_session_close(s, status, err == NULL ? "" : err->text);
+    return status;
+}
+
+static rt_status serve_frame(void *context, uint32_t peer, tr_buf *buf)
+{
+    return en_node_frame(((app_session *)context)->node, peer, buf);
+}
+
+static void add_own_stats(const app_session *s, app_node_stats *out)
+{
+    en_store_stats store;
+    en_execute_stats execute;
+
+    if (s->store == NULL) return;
+    store = en_store_get_stats(s->store);
+    execute = en_executor_get_stats(s->executor);
+    out->hits += store.hits;
+    out->reads += store.reads;
+    out->read_bytes += store.read_bytes;
+    out->wait_ns += store.wait_ns;
+    out->compute_ns += execute.compute_ns;
+}
+
+static void serve_stats(void *context, app_node_stats *out)
+{
+    *out = (app_node_stats){0};
+    add_own_stats(context, out);
+}
+
+rt_status app_session_serve(app_session *session, rt_err *err)
+{
+    RT_ASSERT(session->rank != 0);
+    return app_cluster_serve(session->cluster, serve_frame, serve_stats, session, err);
+}
+
+bool app_session_is_head(const app_session *session)
+{
+    return session->rank == 0;
+}
+
+void app_session_close(app_session *s, rt_status status, const char *reason)
+{
+    if (s == NULL) return;
+    if (s->cluster != NULL && s->rank == 0) app_cluster_stop(s->cluster, status, reason);
+    if (s->cluster != NULL && s->rank != 0 && status != RT_OK && status != RT_ECANCELED)
+        app_cluster_refuse(s->cluster, status, reason);
+    an_engine_free(s->engine);
+    md_weights_free(s->weights);
+    en_node_free(s->node);
+    en_executor_free(s->executor);
+    en_store_close(s->store);
+    tr_link_close(s->nodes);
+    tr_link_close(s->inproc_head);
+    tr_link_close(s->inproc_node);
+    pl_map_free(s->map);
+    rt_team_free(s->team);
+    md_container_close(s->container);
+    app_cluster_free(s->cluster);
+    free(s);
+}
+
+an_engine *app_session_engine(app_session *session)
+{
+    return session->engine;
+}
+
+const md_container *app_session_container(const app_session *session)
+{
+    return session->container;
+}
+
+uint32_t app_session_context(const app_session *session)
+{
+    return session->context;
+}
+
+uint32_t app_session_chunk(const app_session *session)
+{
+    return session->rows_max;
+}
+
+uint32_t app_session_nodes(const app_session *session)
+{
+    return session->size;
+}
+
+rt_status app_session_expert_stats(app_session *session, app_expert_stats *out, rt_err *err)
+{
+    app_node_stats sum = {0};
+
+    if (session->cluster != NULL) RT_TRY(app_cluster_stats(session->cluster, &sum, err));
+    add_own_stats(session, &sum);
+    *out = (app_expert_stats){.hits = sum.hits, .reads = sum.reads, .read_bytes = sum.read_bytes};
+    return RT_OK;
+}
+
+const char *app_session_node_name(const app_session *session, uint32_t node)
+{
+    if (node == 0 || session->cluster == NULL) return "this process";
+    return app_cluster_name(session->cluster, node);
+}

@@ -1,0 +1,13 @@
+#!/bin/sh
+# Open MPI's remote shell between namespaces: called as rsh.sh [options] HOST COMMAND...; the host is a
+# namespace of the same name.
+while :; do
+    case $1 in
+    -l | -p | -o) shift 2 ;;
+    -*) shift ;;
+    *) break ;;
+    esac
+done
+host=$1
+shift
+exec ip netns exec "$host" /bin/sh -c "$*"

@@ -6,6 +6,7 @@
 #include "base/stop.h"
 #include "kernels/topk.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -141,6 +142,15 @@ static rt_status load_prompt(verifier *v, uint32_t prompt, rt_err *err)
     return RT_OK;
 }
 
+/* |a - b|; what is not finite is the largest difference there is, since neither a comparison nor JSON
+ * can carry a NaN. */
+static double distance(float a, float b)
+{
+    double diff = fabs((double)a - (double)b);
+
+    return diff < DBL_MAX ? diff : DBL_MAX;
+}
+
 /* Compares rows of a hidden state with a dbg tensor [dbg_rows][columns]. order: the place of the tensor
  * in the computation, so that the earliest deviation is the one that is named. */
 static void compare_hidden(verifier *v, const an_probe_event *event, const float *expected,
@@ -154,12 +164,12 @@ static void compare_hidden(verifier *v, const an_probe_event *event, const float
         double worst = 0;
 
         for (uint32_t c = 0; c < event->count; c++) {
-            double diff = fabs((double)e[c] - (double)found[(size_t)r * event->count + c]);
+            double diff = distance(e[c], found[(size_t)r * event->count + c]);
 
-            if (!(diff <= worst)) worst = diff; /* a NaN is the worst */
+            if (diff > worst) worst = diff;
         }
-        if (!(worst <= v->result->max_hidden_diff)) v->result->max_hidden_diff = worst;
-        if (!(worst <= v->tolerance) && order < v->deviation_order) {
+        if (worst > v->result->max_hidden_diff) v->result->max_hidden_diff = worst;
+        if (worst > v->tolerance && order < v->deviation_order) {
             v->deviation_order = order;
             if (order == 0 || order == (v->config->layers + 1) * 8)
                 snprintf(v->result->first_deviation, sizeof(v->result->first_deviation),
@@ -262,7 +272,7 @@ static void compare_logits(verifier *v, const float *logits, uint32_t first, uin
 
         count_set(&result->positions, v->exempt[row], best == kn_argmax(expected, vocab));
         for (uint32_t c = 0; c < vocab && !v->exempt[row]; c++) {
-            double diff = fabs((double)found[c] - (double)expected[c]);
+            double diff = distance(found[c], expected[c]);
 
             if (diff <= result->max_logit_diff) continue;
             result->max_logit_diff = diff;

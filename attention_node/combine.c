@@ -95,13 +95,8 @@ static rt_status reported(const void *frame, const tr_frame_header *head, rt_err
 {
     rt_status status = (rt_status)head->status;
     char text[TR_ERROR_TEXT_MAX + 1];
-    size_t bytes = (size_t)head->payload_bytes;
 
-    if (bytes > TR_ERROR_TEXT_MAX) bytes = TR_ERROR_TEXT_MAX;
-    memcpy(text, (const char *)frame + sizeof(*head), bytes);
-    text[bytes] = '\0';
-    for (char *at = text; *at != '\0'; at++)
-        if ((unsigned char)*at < 0x20 || *at == 0x7f) *at = ' '; /* it ends on a terminal */
+    tr_error_text(frame, head, text, sizeof(text));
     if (status == RT_OK || strcmp(rt_status_name(status), "UNKNOWN") == 0)
         return rt_fail(err, RT_EPROTO, "error with unknown status %u: %s", head->status, text);
     return rt_fail(err, status, "%s", text);

@@ -13,10 +13,11 @@
 #include "model/container/container.h"
 
 typedef struct {
-    const char *source, *target; /* directories */
-    kn_format expert_format, dense_format;
+    const char *source, *target;           /* directories */
+    kn_format expert_format, dense_format; /* verify_only: 0 takes the container's */
     bool grid_fine;
-    float latent_eps;      /* 0: rms_norm_eps of config.json */
+    bool grid_any;         /* verify_only: the container's grid, whichever it is */
+    float latent_eps;      /* 0: rms_norm_eps of config.json; verify_only: the container's */
     bool consume;          /* delete a source shard once all its records are durable and re-read */
     bool dry_run;          /* plan, check names, shapes and disk; write nothing */
     bool verify_only;      /* re-read an existing container's records and compare with a fresh
@@ -40,6 +41,8 @@ typedef struct {
  *         RT_ENOSPACE      needed and free are named; checked before anything is written, and again
  *                          when a write fails
  *         RT_EINVAL        the target holds another conversion (which option differs is named)
+ *         RT_EBUSY         another conversion into the target is running
+ *         RT_ENOMEM        memory_bytes is less than one record needs (both named)
  *         RT_ECANCELED     a stop was requested; the ledger is durable, run again to resume */
 RT_MUST_CHECK rt_status md_convert(const md_convert_spec *spec, rt_team *team,
                                    md_convert_result *result, rt_err *err);

@@ -354,11 +354,13 @@ uint64_t md_source_bytes(const md_source *source)
     return source->bytes;
 }
 
-void md_source_ignore(md_source *source, const char *name)
+uint32_t md_source_lookup(md_source *source, const char *name)
 {
     source_tensor *tensor = find_tensor(source, name);
 
-    if (tensor != NULL) tensor->used = true;
+    if (tensor == NULL) return MD_SOURCE_NONE;
+    tensor->used = true;
+    return (uint32_t)(tensor - source->tensors);
 }
 
 uint64_t md_source_unused(const md_source *source, const char **first)

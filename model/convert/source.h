@@ -60,10 +60,11 @@ typedef struct {
 RT_MUST_CHECK rt_status md_source_resolve(md_source *source, const char *name, uint32_t rows,
                                           uint32_t cols, md_source_matrix *out, rt_err *err);
 
-/* Counts a name as known although nothing reads it (accepted copies, records already done). */
-void md_source_ignore(md_source *source, const char *name);
+/* The number of a tensor, MD_SOURCE_NONE when the table has no such name. It counts as known from
+ * then on, although nothing reads it (accepted copies, records already done). */
+uint32_t md_source_lookup(md_source *source, const char *name);
 
-/* Tensors that nobody resolved or ignored; *first is one of them (borrowed) when there is any. */
+/* Tensors that nobody resolved or looked up; *first is one of them (borrowed) when there is any. */
 uint64_t md_source_unused(const md_source *source, const char **first);
 
 const char *md_source_tensor_name(const md_source *source, uint32_t tensor);

@@ -1,0 +1,342 @@
+/* convert.c - the order of a conversion: look, plan, check the disk, convert, seal.
+ *
+ * Nothing is written before the plan stands and the disk is large enough. moesaic.json is written
+ * last; until then the ledger says what is done, and running again goes on from there. */
+#include "model/convert/convert_internal.h"
+
+#include "base/budget.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/log.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const uint64_t default_memory_bytes = 2ull << 30;
+
+void md_conversion_fini(md_conversion *c)
+{
+    md_target_close(c->target);
+    md_ledger_close(c->ledger);
+    md_plan_free(&c->plan);
+    md_source_close(c->source);
+    md_source_files_free(&c->files);
+}
+
+/* ---- looking at source and target ---- */
+
+static rt_status check_directories(const md_convert_spec *spec, rt_err *err)
+{
+    struct stat source, target;
+
+    if (stat(spec->source, &source) != 0)
+        return rt_fail(err, RT_EIO, "%s: %s", spec->source, strerror(errno));
+    if (!S_ISDIR(source.st_mode))
+        return rt_fail(err, RT_EINVAL, "%s: expected a directory", spec->source);
+    if (stat(spec->target, &target) != 0)
+        return errno == ENOENT ? RT_OK
+                               : rt_fail(err, RT_EIO, "%s: %s", spec->target, strerror(errno));
+    if (!S_ISDIR(target.st_mode))
+        return rt_fail(err, RT_EINVAL, "%s: expected a directory", spec->target);
+    if (source.st_dev == target.st_dev && source.st_ino == target.st_ino)
+        return rt_fail(err, RT_EINVAL, "source and target are the same directory, %s",
+                       spec->source);
+    return RT_OK;
+}
+
+static bool target_has(const char *dir, const char *name)
+{
+    char *path = rt_path_join(dir, name);
+    bool there = path != NULL && access(path, F_OK) == 0;
+
+    free(path);
+    return there;
+}
+
+rt_status md_conversion_init(md_conversion *c, const md_convert_spec *spec, rt_err *err)
+{
+    *c = (md_conversion){.spec = spec};
+    RT_TRY(check_directories(spec, err));
+    RT_TRY(md_source_files_read(spec->source, &c->files, err));
+    c->info = (md_container_info){
+        .expert_format = spec->expert_format,
+        .dense_format = spec->dense_format,
+        .embed_format = spec->dense_format == KN_F32 ? KN_F32 : KN_BF16,
+        .slice_width = md_slice_width(&c->files.config),
+        .latent_eps = spec->latent_eps > 0 ? spec->latent_eps : c->files.config.rms_eps,
+        .grid_fine = spec->grid_fine,
+        .conversion_id = MD_CONVERSION_ID,
+    };
+    memcpy(c->info.template_id, c->files.template_id, sizeof(c->info.template_id));
+    return RT_OK;
+}
+
+rt_status md_conversion_plan(md_conversion *c, rt_err *err)
+{
+    RT_TRY(md_plan_create(&c->files.config, &c->info, &c->plan, err));
+    c->options = (md_ledger_options){
+        .expert_format = c->info.expert_format,
+        .dense_format = c->info.dense_format,
+        .grid_fine = c->info.grid_fine,
+        .latent_eps = c->info.latent_eps,
+        .conversion_id = c->info.conversion_id,
+        .config_hash = c->files.config_hash,
+        .records = c->plan.count,
+    };
+    return RT_OK;
+}
+
+/* ---- an already complete target ---- */
+
+rt_status md_conversion_check_complete(const md_conversion *c, const md_container *container,
+                                       rt_err *err)
+{
+    const md_container_info *info = md_container_get_info(container);
+    md_ledger_options held = {
+        .expert_format = info->expert_format,
+        .dense_format = info->dense_format,
+        .grid_fine = info->grid_fine,
+        .latent_eps = info->latent_eps,
+        .conversion_id = info->conversion_id,
+        .records = md_container_record_count(container),
+    };
+    rt_status status;
+
+    RT_TRY(md_config_file_hash(c->spec->target, &held.config_hash, err));
+    status = md_ledger_check_options(&held, &c->options, err);
+    if (status != RT_OK) rt_err_prefix(err, "%s is a complete container: ", c->spec->target);
+    return status;
+}
+
+/* A crash between sealing and deleting the ledger leaves the latter behind. */
+static rt_status remove_old_ledger(const char *dir, rt_err *err)
+{
+    md_ledger *ledger = NULL;
+
+    RT_TRY(md_ledger_open(dir, false, &ledger, err));
+    return ledger != NULL ? md_ledger_remove(ledger, err) : RT_OK;
+}
+
+static rt_status report_complete(const md_conversion *c, md_convert_result *result, rt_err *err)
+{
+    md_container *container = NULL;
+    rt_status status;
+
+    RT_TRY(md_container_open(c->spec->target, &container, err));
+    status = md_conversion_check_complete(c, container, err);
+    if (status == RT_OK && !c->spec->dry_run) status = remove_old_ledger(c->spec->target, err);
+    if (status == RT_OK) {
+        *result = (md_convert_result){
+            .target_bytes = c->plan.target_bytes,
+            .records_total = c->plan.count,
+            .records_resumed = c->plan.count,
+        };
+        memcpy(result->model_id, md_container_get_info(container)->model_id,
+               sizeof(result->model_id));
+    }
+    md_container_close(container);
+    return status;
+}
+
+/* ---- planning ---- */
+
+/* Marks what the ledger says is durable. */
+static rt_status mark_done(md_conversion *c, rt_err *err)
+{
+    uint64_t count = 0;
+    const md_ledger_entry *entries = md_ledger_entries(c->ledger, &count);
+
+    RT_TRY(md_ledger_check_options(md_ledger_get_options(c->ledger), &c->options, err));
+    for (uint64_t i = 0; i < count; i++) {
+        md_unit *unit = md_plan_find(&c->plan, entries[i].key);
+        char name[64];
+
+        if (unit == NULL || unit->shape.bytes != entries[i].bytes)
+            return rt_fail(err, RT_EFORMAT, "%s/%s: %s is not a record of this model",
+                           c->spec->target, MD_LEDGER_NAME,
+                           md_key_format(entries[i].key, name, sizeof(name)));
+        if (!unit->done) c->resumed++;
+        unit->done = true;
+        unit->hash = entries[i].hash;
+        unit->power = entries[i].power;
+    }
+    return RT_OK;
+}
+
+rt_status md_conversion_open_source(md_conversion *c, rt_err *err)
+{
+    uint32_t known_count = 0;
+    const md_source_shard *known =
+        c->ledger != NULL ? md_ledger_shards(c->ledger, &known_count) : NULL;
+    const char *unknown = NULL;
+    uint64_t unused;
+
+    RT_TRY(md_source_open(c->spec->source, known, known_count, &c->source, err));
+    RT_TRY(md_plan_resolve(&c->plan, &c->files.config, c->source, err));
+    unused = md_source_unused(c->source, &unknown);
+    if (unused > 0)
+        rt_log_warn("convert", "%llu tensors of the source are not part of this model, %s for one",
+                    (unsigned long long)unused, unknown);
+    if (c->spec->consume) RT_TRY(md_source_check_deletable(c->source, err));
+    return RT_OK;
+}
+
+static rt_status check_disk(md_conversion *c, rt_err *err)
+{
+    char needed[32], available[32];
+
+    RT_TRY(md_disk_space_measure(c->spec->source, c->spec->target, &c->plan, c->source,
+                                 c->spec->consume, &c->disk, err));
+    if (c->disk.needed_bytes <= c->disk.free_bytes) return RT_OK;
+    return rt_fail(err, RT_ENOSPACE, "%s: needs %s, free are %s", c->spec->target,
+                   rt_bytes_format(c->disk.needed_bytes, needed, sizeof(needed)),
+                   rt_bytes_format(c->disk.free_bytes, available, sizeof(available)));
+}
+
+/* ---- converting ---- */
+
+static rt_status create_target(md_conversion *c, rt_err *err)
+{
+    const char *dir = c->spec->target;
+
+    if (mkdir(dir, 0755) != 0 && errno != EEXIST)
+        return rt_fail(err, errno == ENOSPC ? RT_ENOSPACE : RT_EIO, "create %s: %s", dir,
+                       strerror(errno));
+    if (c->ledger == NULL) {
+        if (target_has(dir, "dense.bin") || target_has(dir, "manifest.bin"))
+            return rt_fail(err, RT_EINVAL,
+                           "%s holds dense.bin or manifest.bin, but neither a complete container "
+                           "nor an interrupted conversion: choose another directory",
+                           dir);
+        RT_TRY(md_ledger_create(dir, &c->options, c->source, &c->ledger, err));
+    }
+    return md_target_create(dir, &c->plan, &c->target, err);
+}
+
+static uint64_t bytes_to_read(const md_conversion *c)
+{
+    uint64_t bytes = 0;
+
+    for (uint64_t i = 0; i < c->plan.count; i++) {
+        const md_unit *unit = &c->plan.units[i];
+
+        for (uint32_t s = 0; !unit->done && s < unit->source_count; s++)
+            bytes += md_source_matrix_bytes(c->source, &unit->source[s]);
+    }
+    return bytes;
+}
+
+rt_status md_conversion_run_engine(md_conversion *c, rt_team *team, const char *what,
+                                   md_engine_result *out, rt_err *err)
+{
+    md_engine_spec spec = {
+        .plan = &c->plan,
+        .config = &c->files.config,
+        .info = &c->info,
+        .source = c->source,
+        .target = c->target,
+        .ledger = c->ledger,
+        .team = team,
+        .memory_bytes = c->spec->memory_bytes > 0 ? c->spec->memory_bytes : default_memory_bytes,
+        .consume = c->spec->consume && c->target != NULL,
+    };
+    rt_status status;
+
+    spec.progress = rt_progress_begin(what, bytes_to_read(c), c->spec->quiet);
+    status = md_engine_run(&spec, out, err);
+    rt_progress_end(spec.progress);
+    return status;
+}
+
+/* The disk filled up under us: say again what is needed. */
+static void explain_full_disk(md_conversion *c, rt_err *err)
+{
+    char needed[32], available[32];
+    md_disk_space now;
+
+    if (err == NULL || md_disk_space_measure(c->spec->source, c->spec->target, &c->plan, c->source,
+                                             c->spec->consume, &now, NULL) != RT_OK)
+        return;
+    rt_err_prefix(err, "needs %s more, free are %s; run again to resume: ",
+                  rt_bytes_format(now.needed_bytes, needed, sizeof(needed)),
+                  rt_bytes_format(now.free_bytes, available, sizeof(available)));
+}
+
+/* Everything after the last record; repeated whole when it is interrupted. */
+static rt_status finish(md_conversion *c, rt_err *err)
+{
+    RT_TRY(md_target_finish(c->target, err));
+    RT_TRY(md_conversion_grid(c, c->info.grid_q, err));
+    RT_TRY(md_finish_files(c, err));
+    RT_TRY(md_ledger_remove(c->ledger, err));
+    c->ledger = NULL;
+    return RT_OK;
+}
+
+static void fill_result(const md_conversion *c, md_convert_result *out)
+{
+    *out = (md_convert_result){
+        .source_bytes = md_source_bytes(c->source),
+        .target_bytes = c->plan.target_bytes,
+        .records_total = c->plan.count,
+        .records_resumed = c->resumed,
+        .free_bytes = c->disk.free_bytes,
+    };
+}
+
+static rt_status convert(md_conversion *c, rt_team *team, md_convert_result *result, rt_err *err)
+{
+    md_engine_result engine = {0};
+    rt_status status;
+
+    RT_TRY(md_ledger_open(c->spec->target, c->spec->dry_run, &c->ledger, err));
+    if (c->ledger != NULL) RT_TRY(mark_done(c, err));
+    RT_TRY(md_conversion_open_source(c, err));
+    fill_result(c, result);
+    RT_TRY(check_disk(c, err));
+    result->free_bytes = c->disk.free_bytes;
+    if (c->spec->dry_run) return RT_OK;
+    status = create_target(c, err);
+    if (status == RT_OK) status = md_conversion_run_engine(c, team, "convert", &engine, err);
+    if (status == RT_OK) status = finish(c, err);
+    if (status == RT_ENOSPACE) explain_full_disk(c, err);
+    if (status != RT_OK) return status;
+    result->records_done = engine.records_done;
+    result->shards_deleted = engine.shards_deleted;
+    memcpy(result->model_id, c->info.model_id, sizeof(result->model_id));
+    return RT_OK;
+}
+
+rt_status md_convert(const md_convert_spec *spec, rt_team *team, md_convert_result *result,
+                     rt_err *err)
+{
+    rt_clock clock = rt_clock_real();
+    uint64_t begin_ns = rt_clock_now(&clock);
+    md_convert_result found = {0};
+    md_conversion c;
+    rt_status status;
+
+    RT_ASSERT(spec->verify_only || (kn_format_name(spec->expert_format) != NULL &&
+                                    kn_format_name(spec->dense_format) != NULL));
+    status = md_conversion_init(&c, spec, err);
+    if (status != RT_OK) goto done;
+    if (spec->verify_only) {
+        status = md_conversion_verify(&c, team, &found, err);
+        goto done;
+    }
+    status = md_conversion_plan(&c, err);
+    if (status != RT_OK) goto done;
+    status = target_has(spec->target, "moesaic.json") ? report_complete(&c, &found, err)
+                                                      : convert(&c, team, &found, err);
+done:
+    md_conversion_fini(&c);
+    if (status != RT_OK) return status;
+    found.seconds = (double)(rt_clock_now(&clock) - begin_ns) * 1e-9;
+    *result = found;
+    return RT_OK;
+}

@@ -1,0 +1,135 @@
+/* verify.c - `convert --verify-only`: every record is made again from the source and compared with
+ * the container's manifest and with the bytes on its disk. */
+#include "model/convert/convert_internal.h"
+
+#include "base/check.h"
+#include "base/log.h"
+#include "model/convert/record_check.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { NAMED_MAX = 20 }; /* mismatches that get a line each */
+
+typedef struct {
+    const md_conversion *c;
+    const md_container *container;
+    uint64_t *reasons; /* per unit; 0 none */
+} comparison;
+
+enum { REASON_NONE, REASON_OTHER, REASON_DISK };
+
+static bool hash_equal(md_hash128 a, md_hash128 b)
+{
+    return a.low == b.low && a.high == b.high;
+}
+
+static void compare_unit(void *context, size_t chunk, uint32_t member)
+{
+    comparison *work = context;
+    const md_unit *unit = &work->c->plan.units[chunk];
+    md_hash128 on_disk = {0};
+    md_record record;
+
+    (void)member;
+    if (!md_container_find(work->container, unit->key, &record) ||
+        !hash_equal(record.hash, unit->hash))
+        work->reasons[chunk] = REASON_OTHER;
+    else if (record.fd >= 0 && (md_record_hash(&record, &on_disk, NULL) != RT_OK ||
+                                !hash_equal(on_disk, record.hash)))
+        work->reasons[chunk] = REASON_DISK;
+}
+
+static uint64_t report(const comparison *work)
+{
+    static const char *const texts[] = {
+        [REASON_OTHER] = "differs from what the source converts to",
+        [REASON_DISK] = "is damaged on disk",
+    };
+    uint64_t count = 0;
+
+    for (uint64_t i = 0; i < work->c->plan.count; i++) {
+        char name[64];
+
+        if (work->reasons[i] == REASON_NONE) continue;
+        if (count < NAMED_MAX)
+            rt_log_error("convert", "%s %s",
+                         md_key_format(work->c->plan.units[i].key, name, sizeof(name)),
+                         texts[work->reasons[i]]);
+        count++;
+    }
+    if (count > NAMED_MAX)
+        rt_log_error("convert", "and %" PRIu64 " records more", count - NAMED_MAX);
+    return count;
+}
+
+static rt_status compare_grid(const md_conversion *c, uint64_t *mismatches, rt_err *err)
+{
+    int8_t grid_q[MD_LAYERS_MAX];
+
+    RT_TRY(md_conversion_grid(c, grid_q, err));
+    for (uint32_t layer = 0; layer < MD_LAYERS_MAX; layer++) {
+        if (grid_q[layer] == c->info.grid_q[layer]) continue;
+        rt_log_error("convert", "layer %u grid exponent: expected %d, found %d", layer,
+                     grid_q[layer], c->info.grid_q[layer]);
+        (*mismatches)++;
+    }
+    return RT_OK;
+}
+
+/* Formats that were not asked for are the container's. */
+static rt_status take_options(md_conversion *c, const md_container *container, rt_err *err)
+{
+    const md_container_info *held = md_container_get_info(container);
+
+    if (kn_format_name(c->spec->expert_format) == NULL) c->info.expert_format = held->expert_format;
+    if (kn_format_name(c->spec->dense_format) == NULL) {
+        c->info.dense_format = held->dense_format;
+        c->info.embed_format = held->embed_format;
+    }
+    if (c->spec->grid_any) c->info.grid_fine = held->grid_fine;
+    if (!(c->spec->latent_eps > 0)) c->info.latent_eps = held->latent_eps;
+    RT_TRY(md_conversion_plan(c, err));
+    RT_TRY(md_conversion_check_complete(c, container, err));
+    c->info = *held;
+    return RT_OK;
+}
+
+rt_status md_conversion_verify(md_conversion *c, rt_team *team, md_convert_result *result,
+                               rt_err *err)
+{
+    comparison work = {.c = c};
+    md_container *container = NULL;
+    md_engine_result engine = {0};
+    uint64_t mismatches = 0;
+    rt_status status;
+
+    RT_TRY(md_container_open(c->spec->target, &container, err));
+    status = take_options(c, container, err);
+    if (status == RT_OK) status = md_conversion_open_source(c, err);
+    if (status == RT_OK) status = md_conversion_run_engine(c, team, "verify", &engine, err);
+    if (status != RT_OK) goto done;
+    work.container = container;
+    work.reasons = calloc(c->plan.count + 1, sizeof(*work.reasons));
+    if (work.reasons == NULL) {
+        status = rt_fail(err, RT_ENOMEM, "verify");
+        goto done;
+    }
+    rt_team_run(team, compare_unit, &work, c->plan.count);
+    mismatches = report(&work);
+    status = compare_grid(c, &mismatches, err);
+    if (status != RT_OK) goto done;
+    *result = (md_convert_result){
+        .source_bytes = md_source_bytes(c->source),
+        .target_bytes = c->plan.target_bytes,
+        .records_total = c->plan.count,
+        .records_done = engine.records_done,
+        .mismatches = mismatches,
+    };
+    memcpy(result->model_id, md_container_get_info(container)->model_id, sizeof(result->model_id));
+done:
+    free(work.reasons);
+    md_container_close(container);
+    return status;
+}

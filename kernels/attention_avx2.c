@@ -68,9 +68,11 @@ KN_AVX2_FN static void transpose_block(float (*to)[BLOCK], const kn_cache_view *
         for (uint32_t half = 0; half < BLOCK; half += 8) {
             __m256 v[8];
 
+            KN_UNROLL
             for (uint32_t i = 0; i < 8; i++)
                 v[i] = load_row8(cache, row[half + i], begin + k);
             transpose8(v);
+            KN_UNROLL
             for (uint32_t i = 0; i < 8; i++)
                 _mm256_storeu_ps(&to[k + i][half], v[i]);
         }

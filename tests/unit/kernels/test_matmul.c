@@ -2,8 +2,8 @@
  * right. */
 #include "kernels/matmul.h"
 
-#include "kernels/select.h"
 #include "tests/support/numbers.h"
+#include "tests/support/variants.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -28,11 +28,6 @@ typedef struct {
     bool int_rows;
     uint32_t rows, cols, group, tokens;
 } shape;
-
-static void select_variant(kn_variant variant)
-{
-    assert_int_equal(kn_select(kn_variant_name(variant), NULL), RT_OK);
-}
 
 static int setup(void **state)
 {
@@ -84,11 +79,10 @@ static void multiply(float *y, const kn_rows *x, const kn_qmat *w, uint32_t begi
 static void check_variants(bench *b, const kn_rows *x, const kn_qmat *w, uint32_t begin,
                            uint32_t end)
 {
-    select_variant(KN_REF);
+    test_variant_select(KN_REF);
     multiply(b->expected, x, w, begin, end);
     for (int v = KN_REF + 1; v < KN_VARIANT_COUNT; v++) {
-        if (!kn_variant_supported((kn_variant)v)) continue;
-        select_variant((kn_variant)v);
+        if (!test_variant_select(v)) continue;
         multiply(b->y, x, w, begin, end);
         if (!test_floats_equal(kn_variant_name((kn_variant)v), b->y, b->expected,
                                TOKENS_MAX * Y_STRIDE + 1))
@@ -103,7 +97,7 @@ static void check_shape(bench *b, shape s)
     kn_qmat w;
     kn_rows x;
 
-    select_variant(KN_REF);
+    test_variant_select(KN_REF);
     x = prepare(b, &s, &w);
     check_variants(b, &x, &w, 0, s.rows);
     if (s.rows > 16) check_variants(b, &x, &w, 16, s.rows);
@@ -157,7 +151,7 @@ static void extreme_integers_do_not_saturate(void **state)
         kn_rows x;
         int8_t *q;
 
-        select_variant(KN_REF);
+        test_variant_select(KN_REF);
         x = prepare(b, &s, &w);
         /* Every byte of the weights 0xff, 0x7f, 0x80 in turn, but plain scales: any stored byte and
          * any activation, -128 too, must give the exact sum. */
@@ -184,8 +178,7 @@ static void a_nan_scale_of_a_row_reaches_every_output_of_that_row_only(void **st
         kn_qmat w;
         kn_rows x;
 
-        if (!kn_variant_supported((kn_variant)v)) continue;
-        select_variant((kn_variant)v);
+        if (!test_variant_select(v)) continue;
         prepare(b, &s, &w);
         b->x[129 + 70] = INFINITY;
         x = kn_rows_quantise(b->x, 129, 3, 128, 64, b->quantised);
@@ -205,8 +198,7 @@ static void no_rows_and_no_outputs_write_nothing(void **state)
         kn_qmat w;
         kn_rows x;
 
-        if (!kn_variant_supported((kn_variant)v)) continue;
-        select_variant((kn_variant)v);
+        if (!test_variant_select(v)) continue;
         x = prepare(b, &s, &w);
         multiply(b->y, &x, &w, 16, 16);
         x.rows = 0;
@@ -228,7 +220,7 @@ static void the_reference_is_the_product(void **state)
     bench *b = *state;
     float row[COLS_MAX];
 
-    select_variant(KN_REF);
+    test_variant_select(KN_REF);
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         const shape *s = &shapes[i];
         uint32_t groups = kn_groups(s->cols, s->group);
@@ -269,7 +261,7 @@ static void a_product_over_two_groups_is_the_written_chain(void **state)
         w_row[k] = (float)((int)(k * 37 % 255) - 127) / (k < 16 ? 64.0F : 1000.0F);
         x_row[k] = (float)((int)(k * 91 % 255) - 127) / 33.0F;
     }
-    select_variant(KN_REF);
+    test_variant_select(KN_REF);
     kn_qmat_pack(KN_Q8, 32, 16, w_row, 32, 1, b->tiles);
     x = kn_rows_quantise(x_row, 32, 1, 32, 16, b->quantised);
     for (uint32_t g = 0; g < 2; g++) {

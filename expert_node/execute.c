@@ -17,7 +17,11 @@ enum {
     BLOCK_ROWS = 32, /* rows of one task: a slice's weights are read once for so many, and the f32
                         outputs (BLOCK_ROWS x hidden) stay within a core's share of cache */
     SCRATCH_ALIGN = 64,
+    GRID_Q_MIN = -126, /* below it 2^q is no normal f32 */
 };
+
+static_assert((int)TR_ROW_CONTRIBUTIONS_MAX <= (int)KN_GRID_CONTRIBUTIONS_MAX,
+              "a checked row fits int32 sums");
 
 /* One entry of the frame, grouped by expert. */
 typedef struct {
@@ -216,61 +220,45 @@ static rt_status check_head(en_executor *executor, const tr_frame_header *head, 
     const dimensions *dims = &executor->dims;
     bool wants_int8;
 
+    RT_ASSERT(head->rows > 0 && head->cols == dims->hidden);
+    RT_ASSERT(head->encoding != TR_ROWS_INT8 || head->group == dims->group);
     if (head->layer >= md_config_layers_total(config) || !config->sparse[head->layer]) {
         return rt_fail(err, RT_EINVAL, "layer %u has no experts", head->layer);
     }
-    md_container_expert_layout(executor->spec.container, head->layer, &executor->layout);
-    wants_int8 = kn_format_is_int(executor->layout.format) && !executor->spec.float_activations;
-    if (head->rows == 0 || head->rows > dims->rows_max) {
+    if (head->rows > dims->rows_max) {
         return rt_fail(err, RT_EINVAL, "dispatch: rows expected 1..%u, found %u", dims->rows_max,
                        head->rows);
     }
-    if (head->cols != dims->hidden) {
-        return rt_fail(err, RT_EPROTO, "dispatch: cols expected %u, found %u", dims->hidden,
-                       head->cols);
-    }
+    md_container_expert_layout(executor->spec.container, head->layer, &executor->layout);
+    wants_int8 = kn_format_is_int(executor->layout.format) && !executor->spec.float_activations;
     if (head->encoding != (wants_int8 ? TR_ROWS_INT8 : TR_ROWS_F32)) {
         return rt_fail(err, RT_EPROTO,
                        "dispatch: layer %u has %s experts and takes %s rows here, found encoding "
-                       "%u: are all processes started with the same activations?",
+                       "%u: do all processes use the same activations?",
                        head->layer, kn_format_name(executor->layout.format),
                        wants_int8 ? "int8" : "f32", head->encoding);
     }
-    if (wants_int8 && head->group != executor->layout.hidden_group) {
-        return rt_fail(err, RT_EPROTO, "dispatch: group expected %u, found %u",
-                       executor->layout.hidden_group, head->group);
-    }
-    if (head->q < -126) { /* 2^q would not be a normal f32, so w * 2^q not exact */
-        return rt_fail(err, RT_EPROTO, "dispatch: q expected -126 or more, found %d", head->q);
+    if (head->q < GRID_Q_MIN) {
+        return rt_fail(err, RT_EPROTO, "dispatch: q expected %d or more, found %d", GRID_Q_MIN,
+                       head->q);
     }
     return RT_OK;
 }
 
-/* Every entry must be of this node, and a row's contributions must fit int32 by their number. */
+/* Every slice must be of this node. An expert that the model does not have is held by none. */
 static rt_status check_entries(const en_executor *executor, const tr_dispatch_view *dispatch,
                                rt_err *err)
 {
-    const tr_entry *entry = dispatch->entries;
     uint32_t layer = dispatch->head.layer;
 
-    for (uint32_t row = 0; row < dispatch->head.rows; row++) {
-        uint32_t contributions = 0;
-        if (dispatch->entry_count[row] > TR_ROW_ENTRIES_MAX) {
-            return rt_fail(err, RT_EPROTO, "dispatch: row %u has %u entries, at most %d", row,
-                           dispatch->entry_count[row], TR_ROW_ENTRIES_MAX);
-        }
-        for (uint32_t i = 0; i < dispatch->entry_count[row]; i++, entry++) {
-            uint32_t held = en_store_mask(executor->spec.store, layer, entry->expert);
-            if (entry->slice_mask == 0 || (entry->slice_mask & ~held) != 0) {
-                return rt_fail(err, RT_EINVAL,
-                               "layer %u expert %u: slices 0x%x asked, this node holds 0x%x", layer,
-                               entry->expert, entry->slice_mask, held);
-            }
-            contributions += (uint32_t)__builtin_popcount(entry->slice_mask);
-        }
-        if (contributions > KN_GRID_CONTRIBUTIONS_MAX) {
-            return rt_fail(err, RT_EPROTO, "dispatch: row %u has %u contributions, at most %d", row,
-                           contributions, KN_GRID_CONTRIBUTIONS_MAX);
+    for (uint32_t i = 0; i < dispatch->head.entries; i++) {
+        const tr_entry *entry = &dispatch->entries[i];
+        uint32_t held = en_store_mask(executor->spec.store, layer, entry->expert);
+        RT_ASSERT(entry->slice_mask != 0);
+        if ((entry->slice_mask & ~held) != 0) {
+            return rt_fail(err, RT_EINVAL,
+                           "layer %u expert %u: slices 0x%x asked, this node holds 0x%x", layer,
+                           entry->expert, entry->slice_mask, held);
         }
     }
     return RT_OK;

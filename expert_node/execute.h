@@ -34,12 +34,12 @@ RT_MUST_CHECK rt_status en_executor_create(const en_executor_spec *spec, en_exec
 void en_executor_free(en_executor *executor);
 uint64_t en_executor_bytes(const md_container *container, uint32_t rows_max, uint32_t members);
 
-/* Computes a checked dispatch and writes the reply's payload.
+/* Computes a dispatch that tr_dispatch_read has checked and writes the reply's payload.
  *   payload  [en_reply_bytes_max]; *payload_bytes is set
  *   Errors   RT_EINVAL  an expert or slice this node does not own (named), a layer without experts,
  *                       or more than rows_max rows
- *            RT_EPROTO  rows in another encoding than this container and mode compute with, a group
- *                       or q out of range, or a row of more than KN_GRID_CONTRIBUTIONS_MAX slices
+ *            RT_EPROTO  rows in another encoding than this container and mode compute with, or a q
+ *                       below -126
  *            RT_EIO, RT_EFORMAT  of the store;  RT_ENOMEM  for a wide sum beyond the pool */
 RT_MUST_CHECK rt_status en_execute(en_executor *executor, const tr_dispatch_view *dispatch,
                                    uint8_t *payload, size_t *payload_bytes, rt_err *err);

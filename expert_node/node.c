@@ -1,11 +1,9 @@
 /* node.c - frame in, frame out. Whatever a peer sends, the node answers and lives on. */
 #include "expert_node/node.h"
 
-#include "base/check.h"
 #include "base/log.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 struct en_node {
     tr_link *link;                 /* borrowed */
@@ -32,27 +30,16 @@ void en_node_free(en_node *node)
     free(node);
 }
 
-/* asked: the frame that is answered; NULL when not even its header could be believed. */
+/* asked: the head of the frame that is answered; zeros when not even that could be believed. */
 static rt_status send_error(en_node *node, uint32_t peer, const tr_frame_header *asked,
                             const rt_err *err)
 {
-    tr_frame_header head = {.type = TR_ERROR, .status = (uint32_t)err->status};
-    size_t text_bytes = strlen(err->text);
     tr_buf *buf;
 
-    static_assert(sizeof(err->text) <= TR_ERROR_TEXT_MAX, "an error's text fits its frame");
     rt_log_warn("expert", "%s: %s: %s", tr_link_peer_name(node->link, peer),
                 rt_status_name(err->status), err->text);
-    if (asked != NULL) {
-        head.request = asked->request;
-        head.attempt = asked->attempt;
-        head.epoch = asked->epoch;
-        head.layer = asked->layer;
-    }
-    if (tr_link_acquire(node->link, sizeof(head) + text_bytes, &buf) != RT_OK) return RT_EPEER;
-    memcpy(buf->data + sizeof(head), err->text, text_bytes);
-    buf->length = sizeof(head) + text_bytes;
-    tr_frame_seal(buf->data, buf->length, &head);
+    if (tr_link_acquire(node->link, TR_ERROR_BYTES_MAX, &buf) != RT_OK) return RT_EPEER;
+    buf->length = tr_error_write(buf->data, asked, err->status, err->text);
     return tr_link_send(node->link, peer, buf) == RT_OK ? RT_OK : RT_EPEER;
 }
 
@@ -78,14 +65,7 @@ static tr_dispatch_limits limits_of(const en_node *node, const tr_frame_header *
 static rt_status answer(en_node *node, const tr_buf *buf, const tr_frame_header *asked,
                         tr_buf **out, rt_err *err)
 {
-    tr_frame_header head = {.type = TR_REPLY,
-                            .request = asked->request,
-                            .attempt = asked->attempt,
-                            .epoch = asked->epoch,
-                            .layer = asked->layer,
-                            .rows = asked->rows,
-                            .q = asked->q,
-                            .cols = asked->cols};
+    tr_frame_header head = tr_answer_head(asked, TR_REPLY);
     tr_dispatch_limits limits = limits_of(node, asked);
     tr_dispatch_view view;
     size_t payload_bytes, reply_max;
@@ -112,17 +92,16 @@ static rt_status answer(en_node *node, const tr_buf *buf, const tr_frame_header 
 static void log_peer_error(const en_node *node, uint32_t peer, const tr_buf *buf,
                            const tr_frame_header *head)
 {
-    size_t text_bytes = buf->length - sizeof(*head);
-    int shown = (int)(text_bytes < TR_ERROR_TEXT_MAX ? text_bytes : TR_ERROR_TEXT_MAX);
+    char text[TR_ERROR_TEXT_MAX + 1];
 
-    rt_log_warn("expert", "%s reports status %u: %.*s", tr_link_peer_name(node->link, peer),
-                head->status, shown, (const char *)(buf->data + sizeof(*head)));
+    tr_error_text(buf->data, head, text, sizeof(text));
+    rt_log_warn("expert", "%s reports status %u: %s", tr_link_peer_name(node->link, peer),
+                head->status, text);
 }
 
 rt_status en_node_frame(en_node *node, uint32_t peer, tr_buf *buf)
 {
-    tr_frame_header head;
-    const tr_frame_header *asked = NULL;
+    tr_frame_header head = {0};
     tr_buf *reply = NULL;
     rt_err err = {RT_OK, ""};
     rt_status status;
@@ -133,17 +112,14 @@ rt_status en_node_frame(en_node *node, uint32_t peer, tr_buf *buf)
         tr_buf_release(buf);
         return RT_OK;
     }
-    if (status == RT_OK) {
-        asked = &head;
-        status = head.type == TR_DISPATCH
-                     ? answer(node, buf, &head, &reply, &err)
-                     : rt_fail(&err, RT_EPROTO,
-                               "an expert node takes dispatch frames (type %d), "
-                               "found type %u",
-                               TR_DISPATCH, head.type);
+    if (status == RT_OK && head.type == TR_DISPATCH) {
+        status = answer(node, buf, &head, &reply, &err);
+    } else if (status == RT_OK) {
+        status = rt_fail(&err, RT_EPROTO, "expert node: frame type expected %d, found %u",
+                         TR_DISPATCH, head.type);
     }
     tr_buf_release(buf); /* before sending: its memory may serve the peer's next frame */
-    if (status != RT_OK) return send_error(node, peer, asked, &err);
+    if (status != RT_OK) return send_error(node, peer, &head, &err);
     return tr_link_send(node->link, peer, reply) == RT_OK ? RT_OK : RT_EPEER;
 }
 

@@ -34,7 +34,7 @@ tiny_model_spec tiny_model_default(void)
                              .dense_layers = 1,
                              .vocab = 96,
                              .inter = 96,
-                             .expert_inter = 128,
+                             .expert_inter = 144, /* 9 slices of 16 */
                              .experts = 8,
                              .topk = 2,
                              .heads = 4,

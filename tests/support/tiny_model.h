@@ -27,7 +27,7 @@ typedef struct {
     void *patch_context;
 } tiny_model_spec;
 
-/* hidden 64, 3 layers (1 dense), 8 experts of 128 in 8 slices, topk 2, q4 and q8. */
+/* hidden 64, 3 layers (1 dense), 8 experts of 144 in 9 slices, topk 2, q4 and q8. */
 tiny_model_spec tiny_model_default(void);
 
 /* Builds the container in a new temporary folder; asserts success. Free with temp_dir_remove. */

@@ -26,7 +26,12 @@ void md_file_header_init(md_file_header *out, const char magic[8], uint32_t entr
         .body_hash = XXH3_64bits(body, count * entry_bytes),
     };
     memcpy(out->magic, magic, sizeof(out->magic));
-    out->header_hash = header_hash(out);
+    md_file_header_seal(out);
+}
+
+void md_file_header_seal(md_file_header *header)
+{
+    header->header_hash = header_hash(header);
 }
 
 static bool all_zero(const md_file_header *header)

@@ -39,6 +39,9 @@ static_assert(offsetof(md_file_header, header_hash) == 56, "the header's hash co
 void md_file_header_init(md_file_header *out, const char magic[8], uint32_t entry_bytes,
                          uint64_t count, uint64_t file_bytes, const void *body);
 
+/* Sets header_hash to that of the fields as they are. */
+void md_file_header_seal(md_file_header *header);
+
 /* Checks everything but the body: magic, version, sizes, hash, count <= MD_ENTRIES_MAX, and that
  * the body lies in the file. file_bytes  what the filesystem says Errors  RT_EFORMAT       naming
  * path, expected and found RT_EUNSUPPORTED  a newer version */

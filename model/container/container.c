@@ -102,8 +102,10 @@ static rt_status read_config_part(md_container *container, rt_err *err)
 {
     RT_TRY(read_part(container, "config.json", CONFIG_BYTES_MAX, &container->config_json,
                      &container->config_bytes, err));
-    return md_config_parse(container->config_json, container->config_bytes, &container->config,
-                           err);
+    return in_dir(
+        container,
+        md_config_parse(container->config_json, container->config_bytes, &container->config, err),
+        err);
 }
 
 /* Without generation_config.json: plain sampling, and the stop ids of config.json. */

@@ -18,6 +18,15 @@
 #include <errno.h>
 #include <stdlib.h>
 
+bool tr_mpi_built_in(void)
+{
+#ifdef MOESAIC_HAVE_MPI
+    return true;
+#else
+    return false;
+#endif
+}
+
 /* A decimal number without sign or space. */
 static bool number(const char *name, uint32_t *out)
 {

@@ -244,6 +244,7 @@ rt_status md_conversion_run_engine(md_conversion *c, rt_team *team, const char *
         .team = team,
         .memory_bytes = c->spec->memory_bytes > 0 ? c->spec->memory_bytes : default_memory_bytes,
         .consume = c->spec->consume && c->target != NULL,
+        .commit_records = c->spec->commit_records,
     };
     rt_status status;
 

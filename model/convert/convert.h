@@ -24,6 +24,8 @@ typedef struct {
                               quantisation */
     bool quiet;            /* no progress line */
     uint64_t memory_bytes; /* bound for all buffers; 0: 2 GiB */
+    uint32_t commit_records; /* records made durable together at most; 0: 256. Fewer lose less work
+                                to an interruption and wait for the disk more often */
 } md_convert_spec;
 
 typedef struct {

@@ -169,10 +169,12 @@ static void commit_pending(engine *e)
 
 static bool commit_due(const engine *e)
 {
+    uint64_t records =
+        e->spec->commit_records > 0 ? e->spec->commit_records : (uint64_t)MD_COMMIT_RECORDS;
     uint64_t waited_ns = rt_clock_now(&e->clock) - e->last_commit_ns;
 
     return e->pending.count > 0 &&
-           (e->pending.bytes >= MD_COMMIT_BYTES || e->pending.count >= MD_COMMIT_RECORDS ||
+           (e->pending.bytes >= MD_COMMIT_BYTES || e->pending.count >= records ||
             waited_ns >= (uint64_t)MD_COMMIT_SECONDS * 1000000000u);
 }
 

@@ -31,8 +31,9 @@ typedef struct {
     md_target *target; /* NULL: nothing is written, the hashes are all that is wanted */
     md_ledger *ledger; /* NULL with target NULL */
     rt_team *team;
-    rt_progress *progress; /* may be NULL */
-    uint64_t memory_bytes; /* of all units in flight */
+    rt_progress *progress;   /* may be NULL */
+    uint64_t memory_bytes;   /* of all units in flight */
+    uint32_t commit_records; /* 0: MD_COMMIT_RECORDS */
     bool consume;
 } md_engine_spec;
 

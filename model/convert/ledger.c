@@ -115,6 +115,10 @@ static rt_status read_header(md_ledger *ledger, const char *data, rt_err *err)
         return rt_fail(err, RT_EFORMAT, "%s: expected version %d, found %u", ledger->path,
                        LEDGER_VERSION, header.version);
     options_from_header(&header, &ledger->options);
+    if (kn_format_name(ledger->options.expert_format) == NULL ||
+        kn_format_name(ledger->options.dense_format) == NULL)
+        return rt_fail(err, RT_EFORMAT, "%s: unknown formats %u and %u", ledger->path,
+                       header.expert_format, header.dense_format);
     ledger->seed = header.hash;
     ledger->shard_count = header.shard_count;
     ledger->entries_offset = sizeof(header) + header.shard_count * sizeof(md_source_shard);

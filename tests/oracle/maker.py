@@ -4,6 +4,7 @@
 The references for quantised weights are made by our own numpy forward pass. Run on checkpoints that
 transformers ran too, it has to give the same references; else the q8 and q4 tests would prove nothing.
 """
+import json
 import os
 import shutil
 import sys
@@ -21,6 +22,12 @@ def compare(name):
     shutil.copytree(source, copy)
     for file in os.scandir(copy):
         os.chmod(file.path, 0o644)
+    info = ReferenceDir(source).info
+    asked = {"mla_latent_norm_eps": info["mla_latent_norm_eps"], "dbg_prompt": info["dbg_prompt"],
+             "prompts": [{"prompt": p["prompt"], "text": "", "ids": p["ids"],
+                          "greedy_count": len(p["greedy"])} for p in info["prompts"]]}
+    with open(os.path.join(copy, "prompts.json"), "w", encoding="utf-8") as file:
+        json.dump(asked, file)
     must([numpy_python(), os.path.join(TOOLS, "make_reference.py"), copy])
     expected, made = ReferenceDir(source), ReferenceDir(copy)
     if made.header == expected.header and made.data == expected.data:

@@ -61,7 +61,8 @@ static tr_dispatch_limits limits_of(const en_node *node, const tr_frame_header *
     return limits;
 }
 
-/* The reply to a checked header's dispatch in *out, or the error that goes instead. */
+/* TOKEN:9 a dispatch frame -> records of the store -> partial sums -> the reply in *out, or the error
+ * that goes instead. */
 static rt_status answer(en_node *node, const tr_buf *buf, const tr_frame_header *asked,
                         tr_buf **out, rt_err *err)
 {

@@ -17,6 +17,7 @@ size_t md_ffn_scratch_bytes(uint32_t rows, uint32_t width, uint32_t inter_group)
 /* y [x->rows][y_stride] = the slice's output, hidden values a row.
  *   x  [rows] of hidden values: int8 rows (x->q) for q formats unless float activations are wanted
  *   scratch  64-byte aligned, md_ffn_scratch_bytes */
-void md_ffn_slice(float *y, size_t y_stride, const kn_rows *x, const md_slice *slice, void *scratch);
+void md_ffn_slice(float *y, size_t y_stride, const kn_rows *x, const md_slice *slice,
+                  void *scratch);
 
 #endif

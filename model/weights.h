@@ -10,26 +10,26 @@
 #include "model/container/container.h"
 
 typedef struct {
-    const float *input_norm, *post_norm;         /* [hidden] */
+    const float *input_norm, *post_norm; /* [hidden] */
     kn_qmat q_a, q_b, kv_a, o;
     const float *q_a_norm, *kv_a_norm;
-    const kn_qmat *uk_t, *uv;                    /* [heads] */
+    const kn_qmat *uk_t, *uv; /* [heads] */
     bool has_indexer;
-    kn_qmat index_q, index_k, index_weight;      /* full layers only */
+    kn_qmat index_q, index_k, index_weight; /* full layers only */
     const float *index_k_norm, *index_k_bias;
     bool sparse;
-    kn_qmat gate, up, down;                      /* dense layers */
-    kn_qmat router;                              /* MoE layers */
+    kn_qmat gate, up, down; /* dense layers */
+    kn_qmat router;         /* MoE layers */
     const float *router_bias;
     md_expert_layout shared_layout;
-    const void *shared;                          /* expert record of the shared expert */
+    const void *shared; /* expert record of the shared expert */
     int grid_q;
-    const float *enorm, *hnorm, *head_norm;      /* MTP layers */
+    const float *enorm, *hnorm, *head_norm; /* MTP layers */
     kn_qmat eh_proj;
 } md_layer_weights;
 
 typedef struct {
-    const void *embed;  /* [vocab][hidden] row-major */
+    const void *embed; /* [vocab][hidden] row-major */
     kn_format embed_format;
     kn_qmat lm_head;
     const float *final_norm, *rope_inv_freq;

@@ -21,12 +21,12 @@ enum {
 typedef struct {
     kn_format expert_format, dense_format, embed_format;
     uint32_t slice_width;
-    float latent_eps;         /* of q_a_layernorm and kv_a_layernorm */
+    float latent_eps; /* of q_a_layernorm and kv_a_layernorm */
     bool grid_fine;
     int8_t grid_q[MD_LAYERS_MAX]; /* per layer, of MoE layers (MTP included); 0 elsewhere */
     uint32_t conversion_id;
-    char template_id[40];     /* md5 of the chat template, or "" */
-    uint8_t model_id[32];     /* SHA-256, computed at open from manifest, config and fields */
+    char template_id[40]; /* md5 of the chat template, or "" */
+    uint8_t model_id[32]; /* SHA-256, computed at open from manifest, config and fields */
 } md_container_info;
 
 typedef struct md_container md_container; /* opaque */
@@ -55,8 +55,8 @@ typedef struct {
     uint64_t bytes;  /* of the record, without padding to 4 KiB */
     uint64_t offset; /* in the pack, 4 KiB aligned */
     md_hash128 hash;
-    int fd;          /* buffered descriptor of the pack, -1 when not held; borrowed */
-    int fd_direct;   /* O_DIRECT descriptor, -1 where the filesystem refuses it; borrowed */
+    int fd;           /* buffered descriptor of the pack, -1 when not held; borrowed */
+    int fd_direct;    /* O_DIRECT descriptor, -1 where the filesystem refuses it; borrowed */
     const char *pack; /* path, for errors; borrowed */
 } md_record;
 

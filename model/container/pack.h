@@ -34,8 +34,9 @@ RT_MUST_CHECK rt_status md_pack_write(md_pack_writer *pack, const md_pack_entry 
 RT_MUST_CHECK rt_status md_pack_hash(md_pack_writer *pack, const md_pack_entry *entry,
                                      md_hash128 *out, rt_err *err);
 RT_MUST_CHECK rt_status md_pack_sync(md_pack_writer *pack, rt_err *err); /* fdatasync */
-RT_MUST_CHECK rt_status md_pack_finish(md_pack_writer *pack, rt_err *err); /* index, header, fsync */
-void md_pack_writer_free(md_pack_writer *pack); /* closes; NULL allowed */
+RT_MUST_CHECK rt_status md_pack_finish(md_pack_writer *pack,
+                                       rt_err *err); /* index, header, fsync */
+void md_pack_writer_free(md_pack_writer *pack);      /* closes; NULL allowed */
 
 typedef struct md_pack md_pack;
 

@@ -8,6 +8,8 @@
 
 #include <stdlib.h>
 
+static const uint64_t FULL_POOL_WAIT_NS = 100000; /* between two looks whether there is room */
+
 struct an_moe {
     tr_link *link;     /* borrowed */
     const pl_map *map; /* borrowed */
@@ -146,14 +148,15 @@ static rt_status take_event(an_moe *moe, const tr_event *event)
     return RT_OK;
 }
 
-/* Waits for one event until the silence is too long. */
-static rt_status wait_event(an_moe *moe, uint32_t awaited)
+/* Waits for one event, at most longest_ns, until the silence is too long. */
+static rt_status wait_event(an_moe *moe, uint32_t awaited, uint64_t longest_ns)
 {
     uint64_t now = rt_clock_now(&moe->clock);
     uint64_t deadline = moe->silent_since + moe->reply_timeout_ns;
     bool late = now >= deadline; /* then look once more, and only then give up */
+    uint64_t left_ns = late ? 0 : deadline - now;
     tr_event event;
-    rt_status status = tr_link_poll(moe->link, late ? 0 : deadline - now, &event);
+    rt_status status = tr_link_poll(moe->link, left_ns < longest_ns ? left_ns : longest_ns, &event);
 
     if (status == RT_OK) return take_event(moe, &event);
     if (status == RT_ETIMEOUT) {
@@ -198,9 +201,9 @@ static rt_status send_node(an_moe *moe, uint32_t node)
     tr_buf *buf;
 
     if (moe->down[node]) return lost(moe, node, "is down");
-    /* A full pool empties as sends and replies complete, which polling brings about. */
+    /* A full pool empties as sends complete, which polling brings about but does not report. */
     while ((status = tr_link_acquire(moe->link, bytes, &buf)) == RT_EBUSY)
-        RT_TRY(wait_event(moe, an_combine_first_owing(moe->combine)));
+        RT_TRY(wait_event(moe, an_combine_first_owing(moe->combine), FULL_POOL_WAIT_NS));
     if (status != RT_OK)
         return rt_fail(moe->err, status, "layer %u: buffer of %zu bytes for %s", moe->layer, bytes,
                        tr_link_peer_name(moe->link, node));
@@ -234,7 +237,7 @@ static rt_status await_replies(an_moe *moe)
     moe->wait_from = start;
     moe->silent_since = start; /* nobody is silent while we were not listening */
     while (an_combine_owed(moe->combine) > 0)
-        RT_TRY(wait_event(moe, an_combine_first_owing(moe->combine)));
+        RT_TRY(wait_event(moe, an_combine_first_owing(moe->combine), UINT64_MAX));
     moe->stats->wait_ns += rt_clock_now(&moe->clock) - start;
     return RT_OK;
 }

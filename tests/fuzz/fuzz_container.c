@@ -34,7 +34,7 @@ static void describe(const uint8_t *data, size_t size)
     md_image_stamp stamp, stamp_again;
     md_container_info info, again;
     md_config config;
-    char *text;
+    char *text, *text_again;
     rt_err err;
 
     RT_ASSERT(md_config_parse(config_json, sizeof(config_json) - 1, &config, &err) == RT_OK);
@@ -44,7 +44,9 @@ static void describe(const uint8_t *data, size_t size)
     RT_ASSERT(text != NULL);
     RT_ASSERT(md_description_parse(text, strlen(text), &config, &again, &stamp_again, &err) ==
               RT_OK);
-    RT_ASSERT(memcmp(&info, &again, sizeof(info)) == 0);
+    text_again = md_description_print(&config, &again, &stamp_again);
+    RT_ASSERT(text_again != NULL && strcmp(text, text_again) == 0);
+    free(text_again);
     free(text);
 }
 

@@ -145,6 +145,12 @@ static void reads_the_fixtures(void **state)
     }
 }
 
+static void same_indexers(const md_config *a, const md_config *b)
+{
+    assert_memory_equal(a->index_full, b->index_full, sizeof(a->index_full));
+    assert_memory_equal(a->index_source, b->index_source, sizeof(a->index_source));
+}
+
 static void frequency_gives_the_list_when_there_is_none(void **state)
 {
     json_t *root = load_fixture("configs/glm-5.2.json");
@@ -154,14 +160,14 @@ static void frequency_gives_the_list_when_there_is_none(void **state)
     must_parse(root, &listed);
     set(root, "indexer_types", NULL);
     must_parse(root, &counted);
-    assert_memory_equal(&listed, &counted, sizeof(listed));
+    same_indexers(&listed, &counted);
     json_decref(root);
     /* The list wins over frequency and pattern. */
     root = load_fixture("configs/glm-5.2.json");
     set(root, "index_topk_freq", "1");
     set(root, "index_topk_pattern", "\"F\"");
     must_parse(root, &counted);
-    assert_memory_equal(&listed, &counted, sizeof(listed));
+    same_indexers(&listed, &counted);
     json_decref(root);
 }
 

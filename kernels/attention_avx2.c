@@ -4,7 +4,7 @@
  * serves all heads. Values: lanes are columns of the latent; a block of rows is widened once and
  * serves all heads. Long chains are cut into pieces that fit the L1 cache; between two pieces the
  * accumulators wait in the output, which loses nothing. */
-#include "kernels/ops.h"
+#include "kernels/attention_blocks.h"
 
 #include "kernels/vec_avx2.h"
 
@@ -12,14 +12,7 @@
 
 #if KN_X86
 
-enum {
-    BLOCK = 16,        /* positions of a score block */
-    SCORE_WIDTH = 192, /* columns of a piece: 12 KiB transposed */
-    INDEX_WIDTH = 256, /* the widest index key done here: 16 KiB */
-    VALUE_ROWS = 32,
-    VALUE_WIDTH = 128, /* 16 KiB of widened rows */
-    HEADS = 4
-};
+enum { HEADS = 4 }; /* 8 chains of fused adds side by side */
 
 KN_AVX2_INLINE __m256 load_row8(const kn_cache_view *cache, const char *row, uint32_t k)
 {
@@ -59,13 +52,13 @@ KN_AVX2_INLINE void transpose8(__m256 *v)
 }
 
 /* to[k][16] = rows' columns begin .. begin+width. */
-KN_AVX2_FN static void transpose_block(float (*to)[BLOCK], const kn_cache_view *cache,
+KN_AVX2_FN static void transpose_block(float (*to)[KN_ATTN_BLOCK], const kn_cache_view *cache,
                                        const char *const *row, uint32_t begin, uint32_t width)
 {
     uint32_t k = 0;
 
     for (; k + 8 <= width; k += 8) {
-        for (uint32_t half = 0; half < BLOCK; half += 8) {
+        for (uint32_t half = 0; half < KN_ATTN_BLOCK; half += 8) {
             __m256 v[8];
 
             KN_UNROLL
@@ -78,13 +71,13 @@ KN_AVX2_FN static void transpose_block(float (*to)[BLOCK], const kn_cache_view *
         }
     }
     for (; k < width; k++)
-        for (uint32_t i = 0; i < BLOCK; i++)
+        for (uint32_t i = 0; i < KN_ATTN_BLOCK; i++)
             to[k][i] = row_value(cache, row[i], begin + k);
 }
 
 /* Continues `heads` (1 or 4) chains of 16 positions over a piece: acc[h][2]. */
-KN_AVX2_INLINE void score_piece(__m256 (*acc)[2], const float (*block)[BLOCK], const float *q,
-                                size_t q_stride, uint32_t width, int heads)
+KN_AVX2_INLINE void score_piece(__m256 (*acc)[2], const float (*block)[KN_ATTN_BLOCK],
+                                const float *q, size_t q_stride, uint32_t width, int heads)
 {
     for (uint32_t k = 0; k < width; k++) {
         __m256 v0 = _mm256_loadu_ps(block[k]), v1 = _mm256_loadu_ps(block[k] + 8);
@@ -99,16 +92,9 @@ KN_AVX2_INLINE void score_piece(__m256 (*acc)[2], const float (*block)[BLOCK], c
     }
 }
 
-typedef struct {
-    uint32_t count;   /* stride of score */
-    uint32_t left;    /* positions of this block */
-    uint32_t width;   /* of the piece */
-    bool first, last; /* piece */
-    float scale;
-} score_step;
-
 KN_AVX2_INLINE void score_heads(float *score, const float *q, size_t q_stride,
-                                const float (*block)[BLOCK], const score_step *step, int heads)
+                                const float (*block)[KN_ATTN_BLOCK], const kn_score_step *step,
+                                int heads)
 {
     __m256 acc[HEADS][2];
     size_t second = step->left > 8 ? step->left - 8 : 0;
@@ -135,9 +121,8 @@ KN_AVX2_INLINE void score_heads(float *score, const float *q, size_t q_stride,
     }
 }
 
-KN_AVX2_FN static void score_all_heads(float *score, const float *q, size_t q_stride,
-                                       uint32_t heads, const float (*block)[BLOCK],
-                                       const score_step *step)
+KN_AVX2_FN static void score_leaf(float *score, const float *q, size_t q_stride, uint32_t heads,
+                                  const float (*block)[KN_ATTN_BLOCK], const kn_score_step *step)
 {
     uint32_t h = 0;
 
@@ -148,31 +133,32 @@ KN_AVX2_FN static void score_all_heads(float *score, const float *q, size_t q_st
         score_heads(score + (size_t)h * step->count, q + h * q_stride, q_stride, block, step, 1);
 }
 
-KN_AVX2_FN void kn_avx2_attn_scores(float *score, const float *q, size_t q_stride, uint32_t heads,
-                                    const kn_cache_view *cache, const uint32_t *list,
-                                    uint32_t count, float scale)
+KN_AVX2_FN void kn_attn_scores_blocked(const kn_attn_leaves *leaves, float *score, const float *q,
+                                       size_t q_stride, uint32_t heads, const kn_cache_view *cache,
+                                       const uint32_t *list, uint32_t count, float scale)
 {
-    float block[SCORE_WIDTH][BLOCK];
-    const char *row[BLOCK];
+    float block[KN_SCORE_WIDTH][KN_ATTN_BLOCK];
+    const char *row[KN_ATTN_BLOCK];
 
-    for (uint32_t i = 0; i < count; i += BLOCK) {
-        uint32_t left = count - i < BLOCK ? count - i : BLOCK;
+    for (uint32_t i = 0; i < count; i += KN_ATTN_BLOCK) {
+        uint32_t left = count - i < KN_ATTN_BLOCK ? count - i : KN_ATTN_BLOCK;
 
         /* Absent positions repeat the last one; their lanes are never stored. */
-        for (uint32_t j = 0; j < BLOCK; j++)
+        for (uint32_t j = 0; j < KN_ATTN_BLOCK; j++)
             row[j] =
                 (const char *)cache->rows + list[i + (j < left ? j : left - 1)] * cache->row_bytes;
-        for (uint32_t k = 0; k < cache->width; k += SCORE_WIDTH) {
+        for (uint32_t k = 0; k < cache->width; k += KN_SCORE_WIDTH) {
             uint32_t rest = cache->width - k;
-            score_step step = {.count = count,
-                               .left = left,
-                               .width = rest < SCORE_WIDTH ? rest : SCORE_WIDTH,
-                               .first = k == 0,
-                               .last = rest <= SCORE_WIDTH,
-                               .scale = scale};
+            kn_score_step step = {.count = count,
+                                  .left = left,
+                                  .width = rest < KN_SCORE_WIDTH ? rest : KN_SCORE_WIDTH,
+                                  .first = k == 0,
+                                  .last = rest <= KN_SCORE_WIDTH,
+                                  .scale = scale};
 
             transpose_block(block, cache, row, k, step.width);
-            score_all_heads(score + i, q + k, q_stride, heads, (const float(*)[BLOCK])block, &step);
+            leaves->scores(score + i, q + k, q_stride, heads, (const float(*)[KN_ATTN_BLOCK])block,
+                           &step);
         }
     }
 }
@@ -207,7 +193,7 @@ KN_AVX2_FN float kn_avx2_softmax_exp(float *score, uint32_t count)
 
 /* Continues `heads` chains over `rows` positions for 16 columns. */
 KN_AVX2_INLINE void value_heads(float *out, size_t out_stride, const float *e, size_t e_stride,
-                                const float (*block)[VALUE_WIDTH], uint32_t rows, size_t left,
+                                const float (*block)[KN_VALUE_WIDTH], uint32_t rows, size_t left,
                                 int heads)
 {
     __m256 acc[HEADS][2];
@@ -241,17 +227,17 @@ KN_AVX2_INLINE void value_heads(float *out, size_t out_stride, const float *e, s
 }
 
 /* Adds positions of one block to columns begin .. begin+width of all heads. */
-KN_AVX2_FN static void value_block(float *out, size_t out_stride, const float *e, size_t e_stride,
-                                   uint32_t heads, const float (*block)[VALUE_WIDTH], uint32_t rows,
-                                   uint32_t width)
+KN_AVX2_FN static void value_leaf(float *out, size_t out_stride, const float *e, size_t e_stride,
+                                  uint32_t heads, const float (*block)[KN_VALUE_WIDTH],
+                                  uint32_t rows, uint32_t width)
 {
     for (uint32_t h = 0; h < heads;) {
         int step = h + HEADS <= heads ? HEADS : 1;
 
         for (uint32_t r = 0; r < width; r += 16) {
             float *to = out + h * out_stride + r;
-            const float(*from)[VALUE_WIDTH] =
-                (const float(*)[VALUE_WIDTH])(const void *)(&block[0][r]);
+            const float(*from)[KN_VALUE_WIDTH] =
+                (const float(*)[KN_VALUE_WIDTH])(const void *)(&block[0][r]);
 
             if (step == HEADS)
                 value_heads(to, out_stride, e + h * e_stride, e_stride, from, rows, width - r,
@@ -263,29 +249,30 @@ KN_AVX2_FN static void value_block(float *out, size_t out_stride, const float *e
     }
 }
 
-KN_AVX2_FN void kn_avx2_attn_values(float *out, size_t out_stride, const float *e, const float *sum,
-                                    uint32_t heads, uint32_t rank, const kn_cache_view *cache,
-                                    const uint32_t *list, uint32_t count)
+KN_AVX2_FN void kn_attn_values_blocked(const kn_attn_leaves *leaves, float *out, size_t out_stride,
+                                       const float *e, const float *sum, uint32_t heads,
+                                       uint32_t rank, const kn_cache_view *cache,
+                                       const uint32_t *list, uint32_t count)
 {
-    float block[VALUE_ROWS][VALUE_WIDTH];
+    float block[KN_VALUE_ROWS][KN_VALUE_WIDTH];
     size_t value_bytes = cache->bf16 ? 2 : 4;
 
     memset(block, 0, sizeof(block));
     for (uint32_t h = 0; h < heads; h++)
         memset(out + h * out_stride, 0, rank * sizeof(float));
-    for (uint32_t r = 0; r < rank; r += VALUE_WIDTH) {
-        uint32_t width = rank - r < VALUE_WIDTH ? rank - r : VALUE_WIDTH;
+    for (uint32_t r = 0; r < rank; r += KN_VALUE_WIDTH) {
+        uint32_t width = rank - r < KN_VALUE_WIDTH ? rank - r : KN_VALUE_WIDTH;
 
-        for (uint32_t i = 0; i < count; i += VALUE_ROWS) {
-            uint32_t rows = count - i < VALUE_ROWS ? count - i : VALUE_ROWS;
+        for (uint32_t i = 0; i < count; i += KN_VALUE_ROWS) {
+            uint32_t rows = count - i < KN_VALUE_ROWS ? count - i : KN_VALUE_ROWS;
 
             for (uint32_t j = 0; j < rows; j++)
                 kn_avx2_cache_load(block[j], cache->bf16,
                                    (const char *)cache->rows + list[i + j] * cache->row_bytes +
                                        r * value_bytes,
                                    width);
-            value_block(out + r, out_stride, e + i, count, heads,
-                        (const float(*)[VALUE_WIDTH])block, rows, width);
+            leaves->values(out + r, out_stride, e + i, count, heads,
+                           (const float(*)[KN_VALUE_WIDTH])block, rows, width);
         }
     }
     for (uint32_t h = 0; h < heads; h++) {
@@ -299,7 +286,7 @@ KN_AVX2_FN void kn_avx2_attn_values(float *out, size_t out_stride, const float *
 
 /* Adds `heads` index heads to the totals of 16 positions. */
 KN_AVX2_INLINE void index_heads(__m256 *total, const float *q, const float *weight,
-                                const float (*block)[BLOCK], uint32_t dim, float key_scale,
+                                const float (*block)[KN_ATTN_BLOCK], uint32_t dim, float key_scale,
                                 int heads)
 {
     const __m256 scale = _mm256_set1_ps(key_scale), zero = _mm256_setzero_ps();
@@ -321,34 +308,64 @@ KN_AVX2_INLINE void index_heads(__m256 *total, const float *q, const float *weig
     }
 }
 
-KN_AVX2_FN void kn_avx2_index_scores(float *score, const float *q, const float *weight,
-                                     uint32_t heads, uint32_t dim, const kn_cache_view *keys,
-                                     uint32_t count, float key_scale)
+KN_AVX2_FN static void index_leaf(float *total, const float *q, const float *weight, uint32_t heads,
+                                  uint32_t dim, const float (*block)[KN_ATTN_BLOCK],
+                                  float key_scale)
 {
-    float block[INDEX_WIDTH][BLOCK];
-    const char *row[BLOCK];
+    __m256 sum[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    uint32_t h = 0;
 
-    if (dim > INDEX_WIDTH) {
+    for (; h + HEADS <= heads; h += HEADS)
+        index_heads(sum, q + (size_t)h * dim, weight + h, block, dim, key_scale, HEADS);
+    for (; h < heads; h++)
+        index_heads(sum, q + (size_t)h * dim, weight + h, block, dim, key_scale, 1);
+    _mm256_storeu_ps(total, sum[0]);
+    _mm256_storeu_ps(total + 8, sum[1]);
+}
+
+KN_AVX2_FN void kn_index_scores_blocked(const kn_attn_leaves *leaves, float *score, const float *q,
+                                        const float *weight, uint32_t heads, uint32_t dim,
+                                        const kn_cache_view *keys, uint32_t count, float key_scale)
+{
+    float block[KN_INDEX_WIDTH][KN_ATTN_BLOCK], total[KN_ATTN_BLOCK];
+    const char *row[KN_ATTN_BLOCK];
+
+    if (dim > KN_INDEX_WIDTH) {
         kn_ref_index_scores(score, q, weight, heads, dim, keys, count, key_scale);
         return;
     }
-    for (uint32_t t = 0; t < count; t += BLOCK) {
-        uint32_t left = count - t < BLOCK ? count - t : BLOCK;
-        __m256 total[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
-        uint32_t h = 0;
+    for (uint32_t t = 0; t < count; t += KN_ATTN_BLOCK) {
+        uint32_t left = count - t < KN_ATTN_BLOCK ? count - t : KN_ATTN_BLOCK;
 
-        for (uint32_t j = 0; j < BLOCK; j++)
+        for (uint32_t j = 0; j < KN_ATTN_BLOCK; j++)
             row[j] = (const char *)keys->rows + (t + (j < left ? j : left - 1)) * keys->row_bytes;
         transpose_block(block, keys, row, 0, dim);
-        for (; h + HEADS <= heads; h += HEADS)
-            index_heads(total, q + (size_t)h * dim, weight + h, (const float(*)[BLOCK])block, dim,
-                        key_scale, HEADS);
-        for (; h < heads; h++)
-            index_heads(total, q + (size_t)h * dim, weight + h, (const float(*)[BLOCK])block, dim,
-                        key_scale, 1);
-        kn_store8(score + t, left, total[0]);
-        if (left > 8) kn_store8(score + t + 8, left - 8, total[1]);
+        leaves->index(total, q, weight, heads, dim, (const float(*)[KN_ATTN_BLOCK])block,
+                      key_scale);
+        memcpy(score + t, total, left * sizeof(float));
     }
+}
+
+static const kn_attn_leaves avx2_leaves = {score_leaf, value_leaf, index_leaf};
+
+void kn_avx2_attn_scores(float *score, const float *q, size_t q_stride, uint32_t heads,
+                         const kn_cache_view *cache, const uint32_t *list, uint32_t count,
+                         float scale)
+{
+    kn_attn_scores_blocked(&avx2_leaves, score, q, q_stride, heads, cache, list, count, scale);
+}
+
+void kn_avx2_attn_values(float *out, size_t out_stride, const float *e, const float *sum,
+                         uint32_t heads, uint32_t rank, const kn_cache_view *cache,
+                         const uint32_t *list, uint32_t count)
+{
+    kn_attn_values_blocked(&avx2_leaves, out, out_stride, e, sum, heads, rank, cache, list, count);
+}
+
+void kn_avx2_index_scores(float *score, const float *q, const float *weight, uint32_t heads,
+                          uint32_t dim, const kn_cache_view *keys, uint32_t count, float key_scale)
+{
+    kn_index_scores_blocked(&avx2_leaves, score, q, weight, heads, dim, keys, count, key_scale);
 }
 
 KN_AVX2_FN void kn_avx2_cache_store(void *row, bool bf16, const float *values, uint32_t count)

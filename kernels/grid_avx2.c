@@ -32,39 +32,45 @@ KN_AVX2_FN uint32_t kn_avx2_grid_max(const float *y, float ws, size_t n)
     return kn_max_u32(best);
 }
 
-KN_AVX2_INLINE __m256i contribution(const float *y, __m256 factor)
+enum { STEP = 32 }; /* all loads before all stores: acc and y often lie 4 KiB multiples apart */
+
+/* acc += or -= the contributions of whole steps; returns the largest |v| as bits. */
+KN_AVX2_INLINE uint32_t grid_steps(int32_t *acc, const float *y, float ws, size_t whole,
+                                   bool subtract)
 {
-    return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(y), factor));
+    const __m256 factor = _mm256_set1_ps(ws);
+    __m256i best = _mm256_setzero_si256();
+
+    for (size_t i = 0; i < whole; i += STEP) {
+        __m256i sum[STEP / 8];
+
+        KN_UNROLL
+        for (int j = 0; j < STEP / 8; j++) {
+            __m256i at = _mm256_loadu_si256((const __m256i *)(const void *)(acc + i + 8 * j));
+            __m256 v = _mm256_mul_ps(_mm256_loadu_ps(y + i + 8 * j), factor);
+            __m256i c = _mm256_cvtps_epi32(v);
+
+            best = _mm256_max_epu32(best, size_bits(v));
+            sum[j] = subtract ? _mm256_sub_epi32(at, c) : _mm256_add_epi32(at, c);
+        }
+        KN_UNROLL
+        for (int j = 0; j < STEP / 8; j++)
+            _mm256_storeu_si256((__m256i *)(void *)(acc + i + 8 * j), sum[j]);
+    }
+    return kn_max_u32(best);
 }
 
 KN_AVX2_FN kn_grid_class kn_avx2_grid_add(int32_t *acc, const float *y, float ws, size_t n)
 {
-    const __m256 factor = _mm256_set1_ps(ws);
-    __m256i best = _mm256_setzero_si256();
-    size_t whole = n / 8 * 8;
-    kn_grid_class found;
+    size_t whole = n / STEP * STEP;
+    uint32_t tail = kn_ref_grid_max(y + whole, ws, n - whole);
+    uint32_t steps = grid_steps(acc, y, ws, whole, false);
+    kn_grid_class found = kn_grid_class_of(steps > tail ? steps : tail);
 
-    for (size_t i = 0; i < whole; i += 8) {
-        __m256i *at = (__m256i *)(void *)(acc + i);
-        __m256 v = _mm256_mul_ps(_mm256_loadu_ps(y + i), factor);
-
-        best = _mm256_max_epu32(best, size_bits(v));
-        _mm256_storeu_si256(at, _mm256_add_epi32(_mm256_loadu_si256(at), _mm256_cvtps_epi32(v)));
-    }
-    found = kn_grid_class_of(kn_max_u32(best));
-    if (whole < n) {
-        kn_grid_class tail = kn_grid_class_of(kn_ref_grid_max(y + whole, ws, n - whole));
-
-        if (tail > found) found = tail;
-        if (found == KN_GRID_NARROW) (void)kn_ref_grid_add(acc + whole, y + whole, ws, n - whole);
-    }
-    if (found == KN_GRID_NARROW) return found;
-    for (size_t i = 0; i < whole; i += 8) {
-        __m256i *at = (__m256i *)(void *)(acc + i);
-
-        _mm256_storeu_si256(at,
-                            _mm256_sub_epi32(_mm256_loadu_si256(at), contribution(y + i, factor)));
-    }
+    if (found == KN_GRID_NARROW)
+        (void)kn_ref_grid_add(acc + whole, y + whole, ws, n - whole);
+    else
+        (void)grid_steps(acc, y, ws, whole, true);
     return found;
 }
 

@@ -10,6 +10,8 @@
 
 #include <immintrin.h>
 
+enum { FLOAT_TILES = 4 };
+
 KN_AVX512_INLINE __m512i load_line512(const uint8_t *at)
 {
     return _mm512_loadu_si512((const void *)at);
@@ -131,12 +133,78 @@ void kn_avx512_matmul_q8(float *y, size_t y_stride, const kn_rows *x, const kn_q
     kn_tiles_run(kernels, KN_TOKENS_MAX, y, y_stride, x, w, row_begin, row_end);
 }
 
-/* Float formats: the AVX2 kernels read f32 and bf16 at memory speed for few tokens; wider registers
- * gain in batches only. */
+/* N tiles for T tokens; a chain of fused adds takes 4 cycles, so several run side by side. */
+KN_AVX512_INLINE void float_tiles(const kn_float_job *job, bool bf16, int T, int N)
+{
+    __m512 acc[FLOAT_TILES][KN_FLOAT_TOKENS];
+
+    KN_UNROLL
+    for (int n = 0; n < N; n++) {
+        KN_UNROLL
+        for (int t = 0; t < T; t++)
+            acc[n][t] = _mm512_setzero_ps();
+    }
+    for (size_t k = 0; k < job->cols; k++) {
+        KN_UNROLL
+        for (int n = 0; n < N; n++) {
+            const uint8_t *at = job->tile + (size_t)n * job->tile_bytes + k * (bf16 ? 32 : 64);
+            __m512 w;
+
+            if (bf16)
+                w = _mm512_castsi512_ps(_mm512_slli_epi32(
+                    _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)at)),
+                    16));
+            else
+                w = _mm512_loadu_ps((const void *)at);
+            KN_UNROLL
+            for (int t = 0; t < T; t++)
+                acc[n][t] = _mm512_fmadd_ps(_mm512_set1_ps(job->x[(size_t)t * job->x_stride + k]),
+                                            w, acc[n][t]);
+        }
+    }
+    KN_UNROLL
+    for (int n = 0; n < N; n++) {
+        KN_UNROLL
+        for (int t = 0; t < T; t++)
+            _mm512_storeu_ps(job->out + (size_t)t * job->out_stride + (size_t)n * KN_TILE_ROWS,
+                             acc[n][t]);
+    }
+}
+
+#define FLOAT_KERNEL(T, N)                                                                         \
+    KN_AVX512_FN static void f32_t##T##_n##N(const kn_float_job *job)                              \
+    {                                                                                              \
+        float_tiles(job, false, T, N);                                                             \
+    }                                                                                              \
+    KN_AVX512_FN static void bf16_t##T##_n##N(const kn_float_job *job)                             \
+    {                                                                                              \
+        float_tiles(job, true, T, N);                                                              \
+    }
+FLOAT_KERNEL(1, 1)
+FLOAT_KERNEL(1, 4)
+FLOAT_KERNEL(2, 1)
+FLOAT_KERNEL(2, 4)
+FLOAT_KERNEL(3, 1)
+FLOAT_KERNEL(3, 4)
+FLOAT_KERNEL(4, 1)
+FLOAT_KERNEL(4, 4)
+
+static const kn_float_kernels f32_kernels = {{f32_t1_n1, f32_t2_n1, f32_t3_n1, f32_t4_n1},
+                                             {f32_t1_n4, f32_t2_n4, f32_t3_n4, f32_t4_n4},
+                                             {4, 4, 4, 4}};
+static const kn_float_kernels bf16_kernels = {{bf16_t1_n1, bf16_t2_n1, bf16_t3_n1, bf16_t4_n1},
+                                              {bf16_t1_n4, bf16_t2_n4, bf16_t3_n4, bf16_t4_n4},
+                                              {4, 4, 4, 4}};
+
+/* q formats with float activations serve oracles only: the AVX2 code is good enough. */
 void kn_avx512_matmul_float(float *y, size_t y_stride, const kn_rows *x, const kn_qmat *w,
                             uint32_t row_begin, uint32_t row_end)
 {
-    kn_avx2_matmul_float(y, y_stride, x, w, row_begin, row_end);
+    if (kn_format_is_int(w->format))
+        kn_avx2_matmul_float(y, y_stride, x, w, row_begin, row_end);
+    else
+        kn_float_run(w->format == KN_F32 ? &f32_kernels : &bf16_kernels, y, y_stride, x, w,
+                     row_begin, row_end);
 }
 
 #endif

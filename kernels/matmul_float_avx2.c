@@ -10,16 +10,6 @@
 
 enum { TILES_MAX = 4 };
 
-typedef struct {
-    const uint8_t *tile;
-    size_t tile_bytes;
-    uint32_t cols, group;
-    const float *x;
-    size_t x_stride;
-    float *out;
-    size_t out_stride;
-} float_job;
-
 /* Half i of the 16 weights of input k. */
 KN_AVX2_INLINE __m256 load_weights(const uint8_t *tile, size_t k, int i, bool bf16)
 {
@@ -28,7 +18,7 @@ KN_AVX2_INLINE __m256 load_weights(const uint8_t *tile, size_t k, int i, bool bf
 }
 
 /* N tiles for T tokens. */
-KN_AVX2_INLINE void float_tiles(const float_job *job, bool bf16, int T, int N)
+KN_AVX2_INLINE void float_tiles(const kn_float_job *job, bool bf16, int T, int N)
 {
     __m256 acc[TILES_MAX][4][2];
 
@@ -87,7 +77,7 @@ KN_AVX2_INLINE __m256 decode(const uint8_t *lines, uint32_t k, int i, __m256 sca
 }
 
 /* One tile of a q format for T tokens. */
-KN_AVX2_INLINE void dequant_tile(const float_job *job, bool q4, int T)
+KN_AVX2_INLINE void dequant_tile(const kn_float_job *job, bool q4, int T)
 {
     const uint8_t *at = job->tile;
     __m256 acc[4][2];
@@ -124,11 +114,11 @@ KN_AVX2_INLINE void dequant_tile(const float_job *job, bool q4, int T)
 }
 
 #define FLOAT_KERNEL(T, N)                                                                         \
-    KN_AVX2_FN static void f32_t##T##_n##N(const float_job *job)                                   \
+    KN_AVX2_FN static void f32_t##T##_n##N(const kn_float_job *job)                                \
     {                                                                                              \
         float_tiles(job, false, T, N);                                                             \
     }                                                                                              \
-    KN_AVX2_FN static void bf16_t##T##_n##N(const float_job *job)                                  \
+    KN_AVX2_FN static void bf16_t##T##_n##N(const kn_float_job *job)                               \
     {                                                                                              \
         float_tiles(job, true, T, N);                                                              \
     }
@@ -140,11 +130,11 @@ FLOAT_KERNEL(3, 1)
 FLOAT_KERNEL(4, 1)
 
 #define DEQUANT_KERNEL(T)                                                                          \
-    KN_AVX2_FN static void q4_t##T(const float_job *job)                                           \
+    KN_AVX2_FN static void q4_t##T(const kn_float_job *job)                                        \
     {                                                                                              \
         dequant_tile(job, true, T);                                                                \
     }                                                                                              \
-    KN_AVX2_FN static void q8_t##T(const float_job *job)                                           \
+    KN_AVX2_FN static void q8_t##T(const kn_float_job *job)                                        \
     {                                                                                              \
         dequant_tile(job, false, T);                                                               \
     }
@@ -153,79 +143,26 @@ DEQUANT_KERNEL(2)
 DEQUANT_KERNEL(3)
 DEQUANT_KERNEL(4)
 
-typedef void (*float_kernel)(const float_job *job);
-
-/* By tokens - 1: the kernel for one tile, and the one for `tiles` tiles. */
-typedef struct {
-    float_kernel one[4];
-    float_kernel many[4];
-    uint32_t tiles[4];
-} float_kernels;
-
-static const float_kernels f32_kernels = {{f32_t1_n1, f32_t2_n1, f32_t3_n1, f32_t4_n1},
-                                          {f32_t1_n4, f32_t2_n2, f32_t3_n1, f32_t4_n1},
-                                          {4, 2, 1, 1}};
-static const float_kernels bf16_kernels = {{bf16_t1_n1, bf16_t2_n1, bf16_t3_n1, bf16_t4_n1},
-                                           {bf16_t1_n4, bf16_t2_n2, bf16_t3_n1, bf16_t4_n1},
-                                           {4, 2, 1, 1}};
-static const float_kernels q8_kernels = {
+static const kn_float_kernels f32_kernels = {{f32_t1_n1, f32_t2_n1, f32_t3_n1, f32_t4_n1},
+                                             {f32_t1_n4, f32_t2_n2, f32_t3_n1, f32_t4_n1},
+                                             {4, 2, 1, 1}};
+static const kn_float_kernels bf16_kernels = {{bf16_t1_n1, bf16_t2_n1, bf16_t3_n1, bf16_t4_n1},
+                                              {bf16_t1_n4, bf16_t2_n2, bf16_t3_n1, bf16_t4_n1},
+                                              {4, 2, 1, 1}};
+static const kn_float_kernels q8_kernels = {
     {q8_t1, q8_t2, q8_t3, q8_t4}, {q8_t1, q8_t2, q8_t3, q8_t4}, {1, 1, 1, 1}};
-static const float_kernels q4_kernels = {
+static const kn_float_kernels q4_kernels = {
     {q4_t1, q4_t2, q4_t3, q4_t4}, {q4_t1, q4_t2, q4_t3, q4_t4}, {1, 1, 1, 1}};
-
-/* Computes one tile into a buffer and keeps the rows that exist. */
-static void last_tile(float_job job, const float_kernels *kernels, uint32_t count, uint32_t live)
-{
-    float buffer[4][KN_TILE_ROWS];
-    float *out = job.out;
-    size_t stride = job.out_stride;
-
-    job.out = buffer[0];
-    job.out_stride = KN_TILE_ROWS;
-    kernels->one[count - 1](&job);
-    for (uint32_t t = 0; t < count; t++)
-        memcpy(out + t * stride, buffer[t], live * sizeof(float));
-}
 
 void kn_avx2_matmul_float(float *y, size_t y_stride, const kn_rows *x, const kn_qmat *w,
                           uint32_t row_begin, uint32_t row_end)
 {
-    const float_kernels *kernels = w->format == KN_F32    ? &f32_kernels
-                                   : w->format == KN_BF16 ? &bf16_kernels
-                                   : w->format == KN_Q8   ? &q8_kernels
-                                                          : &q4_kernels;
-    size_t tile_bytes = kn_qmat_tile_bytes(w->format, w->cols, w->group);
-    uint32_t first_count = x->rows < 4 ? x->rows : 4;
-    uint32_t step;
+    const kn_float_kernels *kernels = w->format == KN_F32    ? &f32_kernels
+                                      : w->format == KN_BF16 ? &bf16_kernels
+                                      : w->format == KN_Q8   ? &q8_kernels
+                                                             : &q4_kernels;
 
-    if (x->rows == 0) return;
-    step = kernels->tiles[first_count - 1] * KN_TILE_ROWS;
-    for (uint32_t n = row_begin; n < row_end; n += step) {
-        for (uint32_t s = 0; s < x->rows; s += 4) {
-            uint32_t count = x->rows - s < 4 ? x->rows - s : 4;
-            float_job job = {.tile = (const uint8_t *)w->data + n / KN_TILE_ROWS * tile_bytes,
-                             .tile_bytes = tile_bytes,
-                             .cols = w->cols,
-                             .group = w->group,
-                             .x = x->f32 + s * x->f32_stride,
-                             .x_stride = x->f32_stride,
-                             .out = y + s * y_stride + n,
-                             .out_stride = y_stride};
-
-            if (count == first_count && row_end - n >= step) {
-                kernels->many[count - 1](&job);
-                continue;
-            }
-            for (uint32_t row = n; row < row_end && row < n + step; row += KN_TILE_ROWS) {
-                if (row_end - row >= KN_TILE_ROWS)
-                    kernels->one[count - 1](&job);
-                else
-                    last_tile(job, kernels, count, row_end - row);
-                job.tile += tile_bytes;
-                job.out += KN_TILE_ROWS;
-            }
-        }
-    }
+    kn_float_run(kernels, y, y_stride, x, w, row_begin, row_end);
 }
 
 #endif

@@ -54,4 +54,81 @@ static inline int32_t kn_load_i32(const int8_t *at)
     return value;
 }
 
+/* One call of a float kernel: T tokens times one or several tiles. */
+typedef struct {
+    const uint8_t *tile;
+    size_t tile_bytes;
+    uint32_t cols, group;
+    const float *x;
+    size_t x_stride;
+    float *out;
+    size_t out_stride;
+} kn_float_job;
+
+typedef void (*kn_float_kernel)(const kn_float_job *job);
+
+enum { KN_FLOAT_TOKENS = 4 };
+
+/* By tokens - 1: the kernel for one tile, and the one for `tiles` tiles at once. */
+typedef struct {
+    kn_float_kernel one[KN_FLOAT_TOKENS];
+    kn_float_kernel many[KN_FLOAT_TOKENS];
+    uint32_t tiles[KN_FLOAT_TOKENS];
+} kn_float_kernels;
+
+/* Tile by tile; a last tile of fewer than 16 rows goes through a buffer. */
+static inline void kn_float_single(kn_float_job job, const kn_float_kernels *kernels,
+                                   uint32_t count, uint32_t rows)
+{
+    float buffer[KN_FLOAT_TOKENS][KN_TILE_ROWS];
+
+    for (; rows >= KN_TILE_ROWS; rows -= KN_TILE_ROWS) {
+        kernels->one[count - 1](&job);
+        job.tile += job.tile_bytes;
+        job.out += KN_TILE_ROWS;
+    }
+    if (rows > 0) {
+        float *out = job.out;
+        size_t stride = job.out_stride;
+
+        job.out = buffer[0];
+        job.out_stride = KN_TILE_ROWS;
+        kernels->one[count - 1](&job);
+        for (uint32_t t = 0; t < count; t++)
+            memcpy(out + t * stride, buffer[t], rows * sizeof(float));
+    }
+}
+
+static inline void kn_float_run(const kn_float_kernels *kernels, float *y, size_t y_stride,
+                                const kn_rows *x, const kn_qmat *w, uint32_t row_begin,
+                                uint32_t row_end)
+{
+    size_t tile_bytes = kn_qmat_tile_bytes(w->format, w->cols, w->group);
+    uint32_t first = x->rows < KN_FLOAT_TOKENS ? x->rows : KN_FLOAT_TOKENS;
+    uint32_t step;
+
+    if (x->rows == 0) return;
+    step = kernels->tiles[first - 1] * KN_TILE_ROWS;
+    for (uint32_t n = row_begin; n < row_end; n += step) {
+        uint32_t rows = row_end - n < step ? row_end - n : step;
+
+        for (uint32_t s = 0; s < x->rows; s += KN_FLOAT_TOKENS) {
+            uint32_t count = x->rows - s < KN_FLOAT_TOKENS ? x->rows - s : KN_FLOAT_TOKENS;
+            kn_float_job job = {.tile = (const uint8_t *)w->data + n / KN_TILE_ROWS * tile_bytes,
+                                .tile_bytes = tile_bytes,
+                                .cols = w->cols,
+                                .group = w->group,
+                                .x = x->f32 + s * x->f32_stride,
+                                .x_stride = x->f32_stride,
+                                .out = y + s * y_stride + n,
+                                .out_stride = y_stride};
+
+            if (rows == kernels->tiles[count - 1] * KN_TILE_ROWS)
+                kernels->many[count - 1](&job);
+            else
+                kn_float_single(job, kernels, count, rows);
+        }
+    }
+}
+
 #endif

@@ -1,4 +1,4 @@
-/* norm_avx2.c - sums, norms, rope, sigmoid and silu with AVX2. */
+/* norm_avx2.c - sums, norms, rope, sigmoid, silu and argmax with AVX2. */
 #include "kernels/ops.h"
 
 #include "kernels/vec_avx2.h"
@@ -136,6 +136,36 @@ KN_AVX2_FN void kn_avx2_rope_apply(float *v, size_t stride, size_t count, const 
         }
         if (j < dim / 2) kn_ref_rope_apply(v + 2 * j, 0, 1, cos_in + j, sin_in + j, dim - 2 * j);
     }
+}
+
+/* The largest value first, then the first place that holds it. */
+KN_AVX2_FN uint32_t kn_avx2_argmax(const float *x, uint32_t n)
+{
+    __m256 best = _mm256_set1_ps(-INFINITY), nan = _mm256_setzero_ps();
+    uint32_t i = 0;
+
+    for (; i + 8 <= n; i += 8) {
+        __m256 v = _mm256_loadu_ps(x + i);
+
+        nan = _mm256_or_ps(nan, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+        best = _mm256_max_ps(v, best);
+    }
+    if (_mm256_movemask_ps(nan) != 0) return UINT32_MAX;
+    best = _mm256_max_ps(best, _mm256_permute2f128_ps(best, best, 1));
+    best = _mm256_max_ps(best, _mm256_permute_ps(best, 0x4e));
+    best = _mm256_max_ps(best, _mm256_permute_ps(best, 0xb1));
+    for (; i < n; i++) {
+        if (x[i] != x[i]) return UINT32_MAX;
+        best = _mm256_max_ps(best, _mm256_set1_ps(x[i]));
+    }
+    for (i = 0; i + 8 <= n; i += 8) {
+        int equal = _mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(x + i), best, _CMP_EQ_OQ));
+
+        if (equal != 0) return i + (uint32_t)__builtin_ctz((unsigned)equal);
+    }
+    while (x[i] != _mm256_cvtss_f32(best))
+        i++;
+    return i;
 }
 
 #endif

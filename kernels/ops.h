@@ -30,7 +30,7 @@
 #endif
 
 /* X(name, result, (arguments)): one list declares the table and every variant's functions. */
-#define KN_OPS_MATMUL(X)                                                                           \
+#define KN_OPS_WIDE(X)                                                                             \
     X(matmul_q4, void,                                                                             \
       (float *y, size_t y_stride, const kn_rows *x, const kn_qmat *w, uint32_t row_begin,          \
        uint32_t row_end))                                                                          \
@@ -39,7 +39,16 @@
        uint32_t row_end))                                                                          \
     X(matmul_float, void,                                                                          \
       (float *y, size_t y_stride, const kn_rows *x, const kn_qmat *w, uint32_t row_begin,          \
-       uint32_t row_end))
+       uint32_t row_end))                                                                          \
+    X(attn_scores, void,                                                                           \
+      (float *score, const float *q, size_t q_stride, uint32_t heads, const kn_cache_view *cache,  \
+       const uint32_t *list, uint32_t count, float scale))                                         \
+    X(attn_values, void,                                                                           \
+      (float *out, size_t out_stride, const float *e, const float *sum, uint32_t heads,            \
+       uint32_t rank, const kn_cache_view *cache, const uint32_t *list, uint32_t count))           \
+    X(index_scores, void,                                                                          \
+      (float *score, const float *q, const float *weight, uint32_t heads, uint32_t dim,            \
+       const kn_cache_view *keys, uint32_t count, float key_scale))
 
 #define KN_OPS_OTHER(X)                                                                            \
     X(quantise_row, void,                                                                          \
@@ -61,22 +70,14 @@
       (float *v, size_t stride, size_t count, const float *cos_in, const float *sin_in,            \
        uint32_t dim))                                                                              \
     X(softmax_exp, float, (float *score, uint32_t count))                                          \
-    X(attn_scores, void,                                                                           \
-      (float *score, const float *q, size_t q_stride, uint32_t heads, const kn_cache_view *cache,  \
-       const uint32_t *list, uint32_t count, float scale))                                         \
-    X(attn_values, void,                                                                           \
-      (float *out, size_t out_stride, const float *e, const float *sum, uint32_t heads,            \
-       uint32_t rank, const kn_cache_view *cache, const uint32_t *list, uint32_t count))           \
-    X(index_scores, void,                                                                          \
-      (float *score, const float *q, const float *weight, uint32_t heads, uint32_t dim,            \
-       const kn_cache_view *keys, uint32_t count, float key_scale))                                \
     X(cache_store, void, (void *row, bool bf16, const float *values, uint32_t count))              \
     X(cache_load, void, (float *values, bool bf16, const void *row, uint32_t count))               \
     X(grid_max, uint32_t, (const float *y, float ws, size_t n))                                    \
     X(grid_add, kn_grid_class, (int32_t * acc, const float *y, float ws, size_t n))                \
-    X(grid_finish, void, (float *out, const int32_t *narrow, size_t n, float unit))
+    X(grid_finish, void, (float *out, const int32_t *narrow, size_t n, float unit))                \
+    X(argmax, uint32_t, (const float *x, uint32_t n))
 
-#define KN_OPS(X) KN_OPS_MATMUL(X) KN_OPS_OTHER(X)
+#define KN_OPS(X) KN_OPS_WIDE(X) KN_OPS_OTHER(X)
 
 typedef struct {
 #define X(name, result, args) result(*name) args;
@@ -93,7 +94,7 @@ KN_OPS(X)
 KN_OPS(X)
 #undef X
 #define X(name, result, args) result kn_avx512_##name args;
-KN_OPS_MATMUL(X)
+KN_OPS_WIDE(X)
 #undef X
 #endif
 

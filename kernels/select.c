@@ -22,10 +22,10 @@ static const kn_ops avx2_ops = {
     KN_OPS(X)
 #undef X
 };
-/* Only the matrices are worth wider registers; the rest is the AVX2 code. */
+/* Only products and attention are worth wider registers; the rest is the AVX2 code. */
 static const kn_ops avx512_ops = {
 #define X(name, result, args) .name = kn_avx512_##name,
-    KN_OPS_MATMUL(X)
+    KN_OPS_WIDE(X)
 #undef X
 #define X(name, result, args) .name = kn_avx2_##name,
         KN_OPS_OTHER(X)

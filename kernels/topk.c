@@ -6,6 +6,7 @@
 #include "kernels/topk.h"
 
 #include "base/check.h"
+#include "kernels/ops.h"
 
 #include <string.h>
 
@@ -73,14 +74,19 @@ bool kn_topk(uint32_t *out, const float *score, uint32_t n, uint32_t k, uint32_t
     return true;
 }
 
-uint32_t kn_argmax(const float *x, uint32_t n)
+uint32_t kn_ref_argmax(const float *x, uint32_t n)
 {
     uint32_t best = 0;
 
-    RT_ASSERT(n > 0);
     for (uint32_t i = 0; i < n; i++) {
         if (x[i] != x[i]) return UINT32_MAX;
         if (x[i] > x[best]) best = i;
     }
     return best;
+}
+
+uint32_t kn_argmax(const float *x, uint32_t n)
+{
+    RT_ASSERT(n > 0);
+    return kn_ops_active()->argmax(x, n);
 }

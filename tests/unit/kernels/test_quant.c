@@ -177,7 +177,7 @@ static void activation_variants_equal_the_reference(void **state)
     (void)state;
     assert_true(x != NULL && expected != NULL && found != NULL);
     for (uint32_t group = 16; group <= 64; group *= 2) {
-        for (uint32_t cols = 1; cols <= COLS_MAX; cols++) {
+        for (uint32_t cols = 1; cols <= COLS_MAX; cols += cols < 40 ? 1 : 7) {
             size_t used = kn_rows_quant_bytes(ROWS, cols, group);
             kn_rows rows;
 
@@ -213,7 +213,7 @@ static void q8_weights_are_never_clipped_and_near(void **state)
 
     (void)state;
     test_variant_select(KN_REF);
-    for (int round = 0; round < 20000; round++) {
+    for (int round = 0; round < 6000; round++) {
         uint32_t n = 1 + test_random_below(&random, 64);
         float amax = 0, scale;
 
@@ -321,7 +321,7 @@ static void weight_variants_equal_the_reference(void **state)
     float w[64];
 
     (void)state;
-    for (int round = 0; round < 20000; round++) {
+    for (int round = 0; round < 6000; round++) {
         uint32_t n = 1 + test_random_below(&random, 64);
         int8_t expected[2][64], found[2][64];
         uint16_t q8, q4;

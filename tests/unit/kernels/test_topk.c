@@ -2,6 +2,7 @@
 #include "kernels/topk.h"
 
 #include "tests/support/numbers.h"
+#include "tests/support/variants.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -105,26 +106,36 @@ static void a_nan_anywhere_is_reported_whatever_k(void **state)
         assert_false(kn_topk(out, score, 40, 8, scratch));
         assert_false(kn_topk(out, score, 40, 0, scratch));
         assert_false(kn_topk(out, score, 40, 64, scratch));
-        assert_int_equal(kn_argmax(score, 40), UINT32_MAX);
+        for (int v = 0; v < KN_VARIANT_COUNT; v++)
+            if (test_variant_select(v)) assert_int_equal(kn_argmax(score, 40), UINT32_MAX);
     }
 }
 
 static void argmax_takes_the_lowest_of_equals(void **state)
 {
     static const float score[] = {-1, 3, 2, 3, 3}, zeros[] = {-0.0F, 0}, low[] = {-INFINITY};
-    float all[1000];
+    float all[1003];
 
     (void)state;
-    assert_int_equal(kn_argmax(score, 5), 1);
-    assert_int_equal(kn_argmax(zeros, 2), 0);
-    assert_int_equal(kn_argmax(low, 1), 0);
-    for (int i = 0; i < 1000; i++)
-        all[i] = -INFINITY;
-    assert_int_equal(kn_argmax(all, 1000), 0);
-    for (uint32_t at = 0; at < 1000; at += 37) {
-        all[at] = 2;
-        assert_int_equal(kn_argmax(all, 1000), at);
-        all[at] = -INFINITY;
+    for (int v = 0; v < KN_VARIANT_COUNT; v++) {
+        if (!test_variant_select(v)) continue;
+        assert_int_equal(kn_argmax(score, 5), 1);
+        assert_int_equal(kn_argmax(zeros, 2), 0);
+        assert_int_equal(kn_argmax(low, 1), 0);
+        for (int i = 0; i < 1003; i++)
+            all[i] = i < 500 ? 0 : -0.0F;
+        assert_int_equal(kn_argmax(all, 1003), 0);
+        for (int i = 0; i < 1003; i++)
+            all[i] = -INFINITY;
+        assert_int_equal(kn_argmax(all, 1003), 0);
+        for (uint32_t at = 0; at < 1003; at += at < 990 ? 37 : 1) {
+            all[at] = 2;
+            assert_int_equal(kn_argmax(all, 1003), at);
+            assert_int_equal(kn_argmax(all, at + 1), at);
+            all[1002] = NAN;
+            assert_int_equal(kn_argmax(all, 1003), UINT32_MAX);
+            all[at] = all[1002] = -INFINITY;
+        }
     }
 }
 

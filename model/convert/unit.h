@@ -1,6 +1,6 @@
 /* unit.h - converts one record: reads its tensors by row blocks, quantises, hands the bytes on.
  *
- * Everything but an expert streams through blocks of a few MB in ascending order; an expert's record
+ * Everything but an expert streams through blocks of a MB or so in ascending order; an expert's record
  * is assembled whole, since every row of down has a part in every slice.
  *
  * Threads: any, each with its own arena. */
@@ -10,7 +10,7 @@
 #include "base/arena.h"
 #include "model/convert/plan.h"
 
-enum { MD_UNIT_BLOCK_BYTES = 4 << 20 }; /* f32 of a row block, unless 16 rows are more */
+enum { MD_UNIT_BLOCK_BYTES = 1 << 20 }; /* f32 of a row block, unless 16 rows are more */
 
 /* Takes a record's bytes, ascending and without gaps from offset 0. An error ends the unit. */
 typedef struct {

@@ -140,6 +140,19 @@ def check_only_rows_with_a_small_gap_are_exempt():
     want(result["positions"]["exempt"] == 1, "counted apart", result)
 
 
+def check_integer_activations_deviate_by_their_rounding():
+    """q8 with and without --float-activations: the option matters, and int8 costs about 1 %."""
+    quantised = os.path.join(work, "q8")
+    convert(moesaic, source, quantised, "q8")
+    _, integer, _ = verify(moesaic, quantised, source)
+    _, floating, _ = verify(moesaic, quantised, source, "--float-activations")
+    want(integer != floating, "the option changes nothing", integer)
+    for result in (integer, floating):
+        name, _, rest = result["first_deviation"].partition(": ")
+        want(name == "layer 0 q_resid", "the first projection rounds", result)
+        want(1e-3 < float(rest.split()[0]) < 0.1, "by about 1 % of values near 1", result)
+
+
 def check_a_reference_of_another_model_is_named():
     try:
         verify(moesaic, container, os.path.join(fixtures, "tiny-fp8"))

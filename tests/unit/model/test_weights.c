@@ -1,4 +1,5 @@
 /* test_weights.c - every dense record is loaded once, under its own name, and proved. */
+/* wrap: calloc */
 #include "model/weights.h"
 
 #include "kernels/quant.h"
@@ -17,6 +18,16 @@
 #include <unistd.h>
 
 #include <cmocka.h>
+
+static int failing_allocation; /* 1: the next one */
+
+void *__real_calloc(size_t count, size_t size);
+void *__wrap_calloc(size_t count, size_t size);
+
+void *__wrap_calloc(size_t count, size_t size)
+{
+    return failing_allocation > 0 && --failing_allocation == 0 ? NULL : __real_calloc(count, size);
+}
 
 typedef struct {
     char *dir;
@@ -265,6 +276,25 @@ static void missing_dense_pack_is_not_held(void **state)
     close_tiny(&l);
 }
 
+static void failed_allocations_are_errors(void **state)
+{
+    loaded l;
+
+    (void)state;
+    open_tiny(&l, KN_Q8, false);
+    for (int i = 1; i <= 3; i++) {
+        rt_budget budget;
+        rt_err err;
+
+        rt_budget_init(&budget, 1 << 30);
+        failing_allocation = i;
+        assert_int_equal(md_weights_load(l.container, false, &budget, &l.weights, &err), RT_ENOMEM);
+        assert_null(l.weights);
+    }
+    failing_allocation = 0;
+    close_tiny(&l);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -274,6 +304,7 @@ int main(void)
         cmocka_unit_test(what_does_not_fit_fails_before_anything_is_read),
         cmocka_unit_test(damaged_record_is_named),
         cmocka_unit_test(missing_dense_pack_is_not_held),
+        cmocka_unit_test(failed_allocations_are_errors),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,5 @@
 /* test_container.c - whole and partial copies open; anything that does not belong together does not. */
+/* wrap: malloc calloc */
 #include "model/container/container.h"
 
 #include "base/file.h"
@@ -19,6 +20,23 @@
 #include <unistd.h>
 
 #include <cmocka.h>
+
+static int failing_allocation; /* 1: the next one */
+
+void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t count, size_t size);
+void *__wrap_malloc(size_t bytes);
+void *__wrap_calloc(size_t count, size_t size);
+
+void *__wrap_malloc(size_t bytes)
+{
+    return failing_allocation > 0 && --failing_allocation == 0 ? NULL : __real_malloc(bytes);
+}
+
+void *__wrap_calloc(size_t count, size_t size)
+{
+    return failing_allocation > 0 && --failing_allocation == 0 ? NULL : __real_calloc(count, size);
+}
 
 static char *tiny(uint64_t seed)
 {
@@ -498,6 +516,32 @@ static void description_with_another_id_is_refused_with_both(void **state)
     temp_dir_remove(dir);
 }
 
+/* Fails each allocation of opening in turn, until none is left to fail. */
+static void every_failed_allocation_is_an_error(void **state)
+{
+    char *dir = tiny(1);
+    bool done = false;
+    int tried = 0;
+
+    (void)state;
+    for (int i = 1; !done; i++) {
+        md_container *container = NULL;
+        rt_err err = {RT_OK, ""};
+        rt_status status;
+
+        failing_allocation = i;
+        status = md_container_open(dir, &container, &err);
+        done = failing_allocation > 0;
+        failing_allocation = 0;
+        assert_int_equal(status, done ? RT_OK : RT_ENOMEM);
+        assert_int_equal(container != NULL, done);
+        md_container_close(container);
+        tried = i;
+    }
+    assert_true(tried > 20);
+    temp_dir_remove(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -520,6 +564,7 @@ int main(void)
         cmocka_unit_test(damaged_record_is_named_with_both_hashes),
         cmocka_unit_test(generation_defaults_come_from_its_file_or_the_config),
         cmocka_unit_test(description_with_another_id_is_refused_with_both),
+        cmocka_unit_test(every_failed_allocation_is_an_error),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

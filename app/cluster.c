@@ -14,7 +14,7 @@
 
 enum {
     POOL_BYTES = 1 << 30, /* bound of what is in flight, not an allocation */
-    NAME_BYTES = 320,
+    NAME_BYTES = 400,
     HELLO_WAIT_S = 120, /* ranks open their containers meanwhile; a slow disk may take its time */
     STATS_WAIT_S = 30,
     BYE_WAIT_S = 5,
@@ -23,7 +23,6 @@ enum {
 };
 
 typedef struct {
-    char name[NAME_BYTES]; /* "rank 2 (host a, pid 17)" */
     bool said_hello, ready, stopped;
     tr_hello hello;
 } peer;
@@ -52,8 +51,6 @@ rt_status app_cluster_create(app_cluster **out, rt_err *err)
         status = rt_fail(err, RT_ENOMEM, "%u ranks", cluster->size);
         goto fail;
     }
-    for (uint32_t r = 0; r < cluster->size; r++)
-        snprintf(cluster->peers[r].name, NAME_BYTES, "rank %u", r);
     *out = cluster;
     return RT_OK;
 fail:
@@ -90,7 +87,7 @@ tr_link *app_cluster_link(const app_cluster *cluster)
 const char *app_cluster_name(const app_cluster *cluster, uint32_t rank)
 {
     RT_ASSERT(rank < cluster->size);
-    return cluster->peers[rank].name;
+    return tr_link_peer_name(cluster->link, rank);
 }
 
 static uint64_t deadline_in(const app_cluster *cluster, uint32_t seconds)
@@ -99,12 +96,17 @@ static uint64_t deadline_in(const app_cluster *cluster, uint32_t seconds)
 }
 
 /* One control message from anyone, or a frame that is none (*other, owned by the caller).
+ *   whom  the peer to be named if this never returns; NULL: at the end of a job
  *   Errors  RT_ETIMEOUT  nothing came within a tick;  RT_EPEER  `*from` left;  RT_ECANCELED */
-static rt_status receive(app_cluster *cluster, tr_control *out, uint32_t *from, tr_buf **other,
-                         rt_err *err)
+static rt_status receive(app_cluster *cluster, const char *whom, tr_control *out, uint32_t *from,
+                         tr_buf **other, rt_err *err)
 {
     tr_event event;
-    rt_status status = tr_link_poll(cluster->link, (uint64_t)TICK_MS * 1000000, &event);
+    rt_status status;
+
+    rt_stop_waiting_for(whom);
+    status = tr_link_poll(cluster->link, (uint64_t)TICK_MS * 1000000, &event);
+    rt_stop_waiting_for(NULL);
 
     *other = NULL;
     if (status == RT_ECANCELED) {
@@ -141,7 +143,7 @@ static rt_status await(app_cluster *cluster, uint64_t deadline, const char *whom
 {
     for (;;) {
         tr_buf *other;
-        rt_status status = receive(cluster, out, from, &other, err);
+        rt_status status = receive(cluster, whom, out, from, &other, err);
 
         if (status == RT_OK && other != NULL) {
             tr_buf_release(other);
@@ -164,12 +166,6 @@ static void make_hello(const md_container *container, tr_role role, tr_hello *ou
     memcpy(out->model_id, md_container_get_info(container)->model_id, sizeof(out->model_id));
     if (gethostname(out->host, sizeof(out->host) - 1) != 0 || out->host[0] == '\0')
         snprintf(out->host, sizeof(out->host), "unknown");
-}
-
-static void name_peer(app_cluster *cluster, uint32_t rank, const tr_hello *hello)
-{
-    snprintf(cluster->peers[rank].name, NAME_BYTES, "rank %u (host %.200s, pid %u)", rank,
-             hello->host, hello->pid);
 }
 
 /* ---- Head ---- */
@@ -214,7 +210,6 @@ static rt_status gather_hellos(app_cluster *cluster, const tr_hello *mine, rt_er
         if (message.type != TR_CONTROL_HELLO || cluster->peers[from].said_hello)
             return rt_fail(err, RT_EPROTO, "%s: expected hello, found %s",
                            app_cluster_name(cluster, from), tr_control_name(message.type));
-        name_peer(cluster, from, &message.hello);
         cluster->peers[from].said_hello = true;
         cluster->peers[from].hello = message.hello;
         missing--;
@@ -233,7 +228,6 @@ rt_status app_cluster_welcome(app_cluster *cluster, const md_container *containe
     tr_hello mine;
 
     make_hello(container, TR_ROLE_ATTENTION, &mine);
-    name_peer(cluster, 0, &mine);
     RT_TRY(gather_hellos(cluster, &mine, err));
     for (uint32_t r = 1; r < cluster->size; r++) {
         tr_control message = {.type = TR_CONTROL_WELCOME, .welcome = *welcome};
@@ -275,7 +269,7 @@ rt_status app_cluster_wait_ready(app_cluster *cluster, rt_err *err)
                     missing, cluster->size - 1, whom, (unsigned long long)elapsed_s);
             said_s = elapsed_s;
         }
-        status = receive(cluster, &message, &from, &other, err);
+        status = receive(cluster, whom, &message, &from, &other, err);
         if (status == RT_ETIMEOUT) continue;
         if (status == RT_ECANCELED) return cancelled(" to load its experts", whom, err);
         if (status != RT_OK) return status;
@@ -338,7 +332,7 @@ void app_cluster_stop(app_cluster *cluster, rt_status status, const char *reason
         tr_control answer;
         uint32_t from;
         tr_buf *other;
-        rt_status got = receive(cluster, &answer, &from, &other, NULL);
+        rt_status got = receive(cluster, NULL, &answer, &from, &other, NULL);
 
         if (got != RT_OK) continue; /* lost is set, or nothing came yet */
         if (other != NULL)
@@ -359,7 +353,6 @@ rt_status app_cluster_join(app_cluster *cluster, const md_container *container, 
     rt_status status;
 
     make_hello(container, TR_ROLE_EXPERT, &message.hello);
-    name_peer(cluster, cluster->rank, &message.hello);
     status = tr_control_send(cluster->link, 0, &message);
     if (status != RT_OK) return rt_fail(err, status, "hello to rank 0 could not be sent");
     do
@@ -411,7 +404,7 @@ void app_cluster_refuse(app_cluster *cluster, rt_status status, const char *text
         uint32_t from;
         tr_buf *other;
 
-        if (receive(cluster, &answer, &from, &other, NULL) != RT_OK) continue;
+        if (receive(cluster, NULL, &answer, &from, &other, NULL) != RT_OK) continue;
         if (other != NULL) {
             tr_buf_release(other);
         } else if (from == 0 && answer.type == TR_CONTROL_STOP) {
@@ -444,9 +437,8 @@ static rt_status answer_stop(app_cluster *cluster, const tr_stop *stop, rt_err *
 
     cluster->finished = tr_control_send(cluster->link, 0, &bye) == RT_OK;
     if (stop->clean) return RT_OK;
-    rt_log_debug("cluster", "rank 0 ended the job: %s", stop->reason);
-    if (err != NULL) err->text[0] = '\0';
-    return RT_ECANCELED;
+    return rt_fail(err, RT_ECANCELED, "%s ended the job: %s", app_cluster_name(cluster, 0),
+                   stop->reason);
 }
 
 rt_status app_cluster_serve(app_cluster *cluster, app_frame_fn frame, app_stats_fn stats,
@@ -456,7 +448,8 @@ rt_status app_cluster_serve(app_cluster *cluster, app_frame_fn frame, app_stats_
         tr_control message;
         uint32_t from = 0;
         tr_buf *other;
-        rt_status status = receive(cluster, &message, &from, &other, err);
+        rt_status status =
+            receive(cluster, app_cluster_name(cluster, 0), &message, &from, &other, err);
 
         if (status == RT_ETIMEOUT) continue;
         if (status == RT_ECANCELED)

@@ -57,7 +57,8 @@ typedef rt_status (*app_frame_fn)(void *context, uint32_t peer, tr_buf *buf);
 typedef void (*app_stats_fn)(void *context, app_node_stats *out);
 
 /* Node: handles frames until STOP. RT_EPEER when the head is gone; RT_ECANCELED on a signal (the text
- * names whom it waited for). */
+ * names whom it waited for) and when the head ended the job because of an error (the text is its
+ * reason). */
 RT_MUST_CHECK rt_status app_cluster_serve(app_cluster *cluster, app_frame_fn frame,
                                           app_stats_fn stats, void *context, rt_err *err);
 

@@ -111,8 +111,9 @@ bool app_output_token(void *context, uint32_t id)
     return show_text(output, text) && !output->stop_text;
 }
 
+/* ask: the other nodes for their counters too; after a loss they may not answer. */
 static run_timings timings_of(app_session *session, const app_generation *generation,
-                              uint32_t prompt_count)
+                              uint32_t prompt_count, bool ask)
 {
     an_engine_stats stats = an_engine_get_stats(app_session_engine(session));
     app_expert_stats experts = {0};
@@ -132,7 +133,7 @@ static run_timings timings_of(app_session *session, const app_generation *genera
         t.slowest = n;
         t.has_slowest = true;
     }
-    if (app_session_expert_stats(session, &experts, NULL) == RT_OK &&
+    if (ask && app_session_expert_stats(session, &experts, NULL) == RT_OK &&
         experts.hits + experts.reads > 0)
         t.hit_share = (double)experts.hits / (double)(experts.hits + experts.reads);
     return t;
@@ -198,9 +199,7 @@ rt_status app_output_finish(app_output *output, app_session *session, app_genera
         if (!md_stream_finish(output->stream, &rest)) generation->finish = APP_FINISH_STOP;
         show_text(output, rest);
     }
-    /* After a loss the nodes may not answer: their counters are not asked for then. */
-    timings = status == RT_OK ? timings_of(session, generation, prompt_count)
-                              : (run_timings){.hit_share = -1};
+    timings = timings_of(session, generation, prompt_count, status == RT_OK);
     if (status == RT_OK && output->mode == APP_OUTPUT_JSON)
         status = print_json(output, session, generation, &timings, prompt_count, err);
     if (output->last != '\n') show(output, "\n", 1);

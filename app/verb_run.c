@@ -339,8 +339,8 @@ int app_verb_run(int argc, char **argv)
     if (status == RT_OK)
         status = app_session_is_head(session) ? run_head(session, &options, &err)
                                               : app_session_serve(session, &err);
+    /* Said before the session ends: after a loss the launcher may kill this rank at any moment. */
+    if (status != RT_OK && err.text[0] != '\0') fprintf(stderr, "moesaic run: %s\n", err.text);
     app_session_close(session, status, err.text);
-    if (status == RT_OK) return APP_EXIT_OK;
-    if (err.text[0] != '\0') fprintf(stderr, "moesaic run: %s\n", err.text);
-    return APP_EXIT_FAILED;
+    return status == RT_OK ? APP_EXIT_OK : APP_EXIT_FAILED;
 }

@@ -173,11 +173,10 @@ int app_verb_verify(int argc, char **argv)
     if (status == RT_OK && head)
         printed = options.json ? print_json(&result, options.tolerance)
                                : print_text(&result, options.tolerance);
+    /* Said before the session ends: after a loss the launcher may kill this rank at any moment. */
+    if (status != RT_OK && err.text[0] != '\0') fprintf(stderr, "moesaic verify: %s\n", err.text);
     app_session_close(session, status, err.text);
-    if (status != RT_OK) {
-        if (err.text[0] != '\0') fprintf(stderr, "moesaic verify: %s\n", err.text);
-        return APP_EXIT_FAILED;
-    }
+    if (status != RT_OK) return APP_EXIT_FAILED;
     if (!head) return APP_EXIT_OK;
     return printed && passes(&result, options.tolerance) ? APP_EXIT_OK : APP_EXIT_FAILED;
 }

@@ -146,7 +146,8 @@ rt_status an_forward_run(const an_pass *pass, const uint32_t *tokens, const an_s
         rt_status status;
 
         if (rt_stop_requested())
-            return rt_fail(err, RT_ECANCELED, "stopped before layer %u", layer);
+            return rt_fail(err, RT_ECANCELED, "stopped by signal %d before layer %u",
+                           rt_stop_signal(), layer);
         status = attention(pass, layer, stream, lists, err);
         rt_arena_return(pass->arena, mark);
         stats->attention_ns += rt_clock_now(&pass->clock) - start;

@@ -9,8 +9,8 @@
 #include <math.h>
 
 enum {
-    HEAD_BLOCK = 8, /* heads of one chunk: they share the reads of the cached rows */
-    ROW_BLOCK = 16, /* rows of one chunk: they share the reads of uk_t and uv */
+    HEAD_BLOCK = 16, /* heads of one chunk: they share the reads of the cached rows */
+    ROW_BLOCK = 16,  /* rows of one chunk: they share the reads of uk_t and uv */
     HEAD_BLOCK_MIN = 2,
     GROUP_MIN = 16, /* the smallest quantisation group: the most scales */
 };

@@ -5,6 +5,7 @@
 #include "attention_node/router.h"
 #include "attention_node/shared_expert.h"
 #include "base/check.h"
+#include "base/stop.h"
 
 #include <stdlib.h>
 
@@ -148,6 +149,18 @@ static rt_status take_event(an_moe *moe, const tr_event *event)
     return RT_OK;
 }
 
+/* The link gave neither an event nor silence: most often a stop was requested. */
+static rt_status broken(const an_moe *moe, rt_status status, uint32_t awaited)
+{
+    const char *peer = tr_link_peer_name(moe->link, awaited);
+
+    if (status == RT_ECANCELED)
+        return rt_fail(moe->err, status, "stopped by signal %d in layer %u while waiting for %s",
+                       rt_stop_signal(), moe->layer, peer);
+    return rt_fail(moe->err, status, "layer %u: waiting for %s: %s", moe->layer, peer,
+                   rt_status_name(status));
+}
+
 /* Waits for one event, at most longest_ns, until the silence is too long. */
 static rt_status wait_event(an_moe *moe, uint32_t awaited, uint64_t longest_ns)
 {
@@ -156,8 +169,11 @@ static rt_status wait_event(an_moe *moe, uint32_t awaited, uint64_t longest_ns)
     bool late = now >= deadline; /* then look once more, and only then give up */
     uint64_t left_ns = late ? 0 : deadline - now;
     tr_event event;
-    rt_status status = tr_link_poll(moe->link, left_ns < longest_ns ? left_ns : longest_ns, &event);
+    rt_status status;
 
+    rt_stop_waiting_for(tr_link_peer_name(moe->link, awaited));
+    status = tr_link_poll(moe->link, left_ns < longest_ns ? left_ns : longest_ns, &event);
+    rt_stop_waiting_for(NULL);
     if (status == RT_OK) return take_event(moe, &event);
     if (status == RT_ETIMEOUT) {
         if (!late) return RT_OK;
@@ -165,25 +181,48 @@ static rt_status wait_event(an_moe *moe, uint32_t awaited, uint64_t longest_ns)
                        tr_link_peer_name(moe->link, awaited),
                        (unsigned long long)((now - moe->silent_since) / 1000000));
     }
-    return rt_fail(moe->err, status, "layer %u: waiting for %s: %s", moe->layer,
-                   tr_link_peer_name(moe->link, awaited), rt_status_name(status));
+    return broken(moe, status, awaited);
+}
+
+/* A node that still owes a reply. */
+static uint32_t first_owing(const an_moe *moe)
+{
+    uint32_t node = 0;
+
+    while (node + 1 < pl_map_nodes(moe->map) && !an_combine_owes(moe->combine, node))
+        node++;
+    return node;
 }
 
 /* Takes whatever has come, without waiting. */
-static rt_status pump(void *context)
+static rt_status take_all(an_moe *moe)
 {
-    an_moe *moe = context;
-
     while (an_combine_owed(moe->combine) > 0) {
+        uint32_t awaited = first_owing(moe);
         tr_event event;
-        rt_status status = tr_link_poll(moe->link, 0, &event);
+        rt_status status;
 
+        rt_stop_waiting_for(tr_link_peer_name(moe->link, awaited));
+        status = tr_link_poll(moe->link, 0, &event);
+        rt_stop_waiting_for(NULL);
         if (status == RT_ETIMEOUT) return RT_OK;
-        if (status != RT_OK)
-            return rt_fail(moe->err, status, "layer %u: %s", moe->layer, rt_status_name(status));
+        if (status != RT_OK) return broken(moe, status, awaited);
         RT_TRY(take_event(moe, &event));
     }
     return RT_OK;
+}
+
+/* An an_pump. Counted as waiting: with experts in this process, it is they who compute here. */
+static rt_status pump(void *context)
+{
+    an_moe *moe = context;
+    uint64_t start = rt_clock_now(&moe->clock);
+    rt_status status;
+
+    moe->wait_from = start;
+    status = take_all(moe);
+    moe->stats->wait_ns += rt_clock_now(&moe->clock) - start;
+    return status;
 }
 
 static uint32_t deadline_us(const an_moe *moe)
@@ -271,15 +310,16 @@ static rt_status finish(const an_moe *moe, const an_pass *pass, float *out, uint
 /* From the routes to the sums. */
 static rt_status exchange(an_moe *moe, const an_pass *pass, uint32_t layer, const kn_rows *x)
 {
-    uint64_t start;
+    uint64_t start, waited;
 
     moe->silent_since = rt_clock_now(&moe->clock);
     an_combine_begin(moe->combine, moe->dispatch);
     moe->stats->layers++;
     RT_TRY(send_all(moe));
     start = rt_clock_now(&moe->clock);
+    waited = moe->stats->wait_ns;
     RT_TRY(an_shared_run(pass, layer, x, moe->combine, pump, moe));
-    moe->stats->shared_ns += rt_clock_now(&moe->clock) - start;
+    moe->stats->shared_ns += rt_clock_now(&moe->clock) - start - (moe->stats->wait_ns - waited);
     return await_replies(moe);
 }
 

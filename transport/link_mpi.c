@@ -330,9 +330,14 @@ static rt_status mpi_poll(tr_link *link, uint64_t timeout_ns, tr_event *out)
     for (;;) {
         uint64_t waited = 0;
 
+        bool have;
+
+        rt_stop_blocking(true); /* after a loss MPI may not come back from these */
         progress_sends(self);
         match_messages(self);
-        if (take_frame(self, out) || take_down(self, out)) return RT_OK;
+        have = take_frame(self, out) || take_down(self, out);
+        rt_stop_blocking(false);
+        if (have) return RT_OK;
         if (rt_stop_requested()) return RT_ECANCELED;
         if (timeout_ns == 0) return RT_ETIMEOUT;
         if (start == 0)

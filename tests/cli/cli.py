@@ -99,7 +99,7 @@ def check_an_empty_prompt_is_refused():
 def check_ids_that_are_no_ids_are_refused():
     for bad in ("1,x", "-1", "99999999999", "1;2"):
         done = call("run", model, "--ids", bad)
-        want(done.returncode == 1 and "--ids" in done.stderr and bad[:1] in done.stderr, bad, done)
+        want(done.returncode == 1 and "--ids: expected" in done.stderr, bad, done)
     done = call("run", model, "--ids", "400000")
     want(done.returncode == 1 and "400000" in done.stderr and "vocabulary" in done.stderr, "range", done)
 
@@ -146,8 +146,8 @@ def check_a_damaged_record_is_named():
     bad = os.path.join(work, "damaged")
     shutil.copytree(model, bad)
     with open(os.path.join(bad, "dense.bin"), "r+b") as f:
-        f.seek(-5000, os.SEEK_END)
-        f.write(b"\xff\x00\xff\x00")
+        f.seek(os.path.getsize(f.name) // 2)
+        f.write(b"\xa5" * 9000)  # longer than any padding between records
     done = call("run", bad, "--ids", ids, "-n", 2)
     want(done.returncode == 1 and "dense.bin" in done.stderr and done.stdout == "", "named", done)
     done = call("inspect", bad, "--deep")

@@ -116,13 +116,14 @@ ours() {
 }
 
 lost_rank() {
-    across "${base[@]}" "$work/model" "${args[@]}" -n 100000 --ctx-size 20000 --json \
-        >"$work/out" 2>"$work/err" &
+    # Each rank's stderr goes to a file of its own: what Open MPI forwards may be lost as it ends.
+    across sh -c 'exec "$@" 2>"$0.$OMPI_COMM_WORLD_RANK"' "$work/err" "${base[@]}" "$work/model" \
+        "${args[@]}" -n 100000 --ctx-size 20000 --json >"$work/out" 2>"$work/mpirun.err" &
     job=$!
     # Wait until the answer has begun: the settings line comes before the first step.
     for _ in $(seq 1 300); do
-        grep -q 'prompt 1' "$work/err" 2>/dev/null && break
-        kill -0 $job 2>/dev/null || fail "the run ended early: $(cat "$work/err")"
+        grep -q 'prompt 1' "$work/err.0" 2>/dev/null && break
+        kill -0 $job 2>/dev/null || fail "the run ended early: $(cat "$work"/err.* "$work/mpirun.err")"
         sleep 0.1
     done
     sleep 1
@@ -141,9 +142,15 @@ lost_rank() {
     code=$?
     [ $code -ne 0 ] || fail "mpirun returned 0"
     [ -s "$work/out" ] && fail "an incomplete answer was printed: $(head -c 200 "$work/out")"
-    grep -q 'waiting for rank' "$work/err" || fail "nobody says whom it waited for: $(cat "$work/err")"
+    grep -q INCOMPLETE "$work/err.0" || fail "the answer is not called incomplete: $(cat "$work/err.0")"
+    grep -q 'waiting for rank [123] ' "$work/err.0" || fail "rank 0 names no peer: $(cat "$work/err.0")"
+    for rank in 1 3; do
+        # Rank 0 itself, or what rank 0 said when it ended the job.
+        grep -q 'waiting for rank [0-3] ' "$work/err.$rank" ||
+            fail "rank $rank names no peer: $(cat "$work/err.$rank")"
+    done
     echo "rank 2 killed: all ranks gone after $took s, exit code $code"
-    grep 'waiting for rank' "$work/err" | head -5
+    grep -h 'waiting for rank' "$work"/err.*
 }
 
 $case_name

@@ -34,6 +34,32 @@ static void second_signal_ends(void *context)
     raise(SIGTERM);
 }
 
+/* run_in_child silences stderr, so the handler's line goes into a pipe. */
+static int line_pipe[2];
+
+static void waits_in_a_library_for_good(void *context)
+{
+    dup2(line_pipe[1], STDERR_FILENO);
+    rt_stop_install();
+    rt_stop_waiting_for(context);
+    rt_stop_blocking(true);
+    raise(SIGTERM);
+    for (;;)
+        pause();
+}
+
+static void answers_in_time(void *context)
+{
+    (void)context;
+    rt_stop_install();
+    rt_stop_waiting_for("rank 9");
+    rt_stop_blocking(true);
+    raise(SIGTERM);
+    rt_stop_blocking(false);
+    pause(); /* until the grace is over: no call is stuck, so nothing happens */
+    _exit(CLAIM_HOLDS);
+}
+
 static void writes_to_a_closed_pipe(void *context)
 {
     int ends[2];
@@ -76,12 +102,40 @@ static void a_closed_pipe_is_an_epipe(void **state)
     assert_int_equal(WEXITSTATUS(status), CLAIM_HOLDS);
 }
 
+static void a_wait_that_never_returns_ends_with_its_peer_named(void **state)
+{
+    char text[128] = {0};
+    int status;
+
+    (void)state;
+    assert_int_equal(pipe(line_pipe), 0);
+    status = run_in_child(waits_in_a_library_for_good, (void *)"rank 2 (host a, pid 17)");
+    close(line_pipe[1]);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 1);
+    assert_true(read(line_pipe[0], text, sizeof(text) - 1) > 0);
+    close(line_pipe[0]);
+    assert_string_equal(text,
+                        "moesaic: stopped while waiting for rank 2 (host a, pid 17), INCOMPLETE\n");
+}
+
+static void a_wait_that_is_over_leaves_the_end_to_the_main_loop(void **state)
+{
+    int status = run_in_child(answers_in_time, NULL);
+
+    (void)state;
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), CLAIM_HOLDS);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_first_sigint_or_sigterm_sets_the_flag),
         cmocka_unit_test(the_second_signal_ends_the_process),
         cmocka_unit_test(a_closed_pipe_is_an_epipe),
+        cmocka_unit_test(a_wait_that_never_returns_ends_with_its_peer_named),
+        cmocka_unit_test(a_wait_that_is_over_leaves_the_end_to_the_main_loop),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

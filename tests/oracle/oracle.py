@@ -32,7 +32,9 @@ class Failure(Exception):
 
 
 def call(command, timeout=600):
-    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+    # Tests run side by side: numpy's threads would only spin against each other.
+    env = dict(os.environ, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
+    return subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
                           timeout=timeout)
 
 

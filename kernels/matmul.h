@@ -20,7 +20,9 @@
  *   x          x->cols == w->cols; int8 rows need x->group == w->group and a q format; a float
  *              format needs x->f32
  *   row_begin  a multiple of 16;  row_end  a multiple of 16 or w->rows
- * x with q set and a q format uses int8 rows; a NULL q uses float rows. */
+ * x with q set and a q format uses int8 rows (which need scale and sum); a NULL q uses float rows.
+ * q may hold any int8, -128 too: a peer's row gives the same bits on every variant.
+ * Speed: float formats take up to four tiles at once for few rows, so ranges of 64 rows are best. */
 void kn_matmul(float *y, size_t y_stride, const kn_rows *x, const kn_qmat *w, uint32_t row_begin,
                uint32_t row_end);
 

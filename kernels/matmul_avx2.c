@@ -42,7 +42,7 @@ KN_AVX2_INLINE __m256 chain_step(__m256 acc, __m256 scale_w, float scale_x, __m2
 
 /* `lines` lines of 8 inputs (2 or 4) for T tokens, summed in 16 bits, added to sum. */
 KN_AVX2_INLINE void q4_lines(__m256i (*sum)[2], const uint8_t *w, const int8_t *x, size_t x_stride,
-                             int lines, int T)
+                             int lines, size_t ahead, int T)
 {
     const __m256i low = _mm256_set1_epi8(15), one = _mm256_set1_epi16(1);
     __m256i h[4][2];
@@ -54,6 +54,7 @@ KN_AVX2_INLINE void q4_lines(__m256i (*sum)[2], const uint8_t *w, const int8_t *
         __m256i b0 = _mm256_and_si256(_mm256_srli_epi16(v0, 4), low);
         __m256i b1 = _mm256_and_si256(_mm256_srli_epi16(v1, 4), low);
 
+        kn_prefetch(w, ahead);
         KN_UNROLL
         for (int t = 0; t < T; t++) {
             const int8_t *xt = x + (size_t)t * x_stride;
@@ -80,7 +81,7 @@ KN_AVX2_INLINE void q4_lines(__m256i (*sum)[2], const uint8_t *w, const int8_t *
 }
 
 KN_AVX2_INLINE void q4_tile(const uint8_t *w, const kn_rows *x, uint32_t s, float *out,
-                            size_t out_stride, uint32_t group, int T)
+                            size_t out_stride, size_t ahead, uint32_t group, int T)
 {
     const int lines = group == 16 ? 2 : 4;
     uint32_t groups = kn_groups(x->cols, group);
@@ -102,7 +103,7 @@ KN_AVX2_INLINE void q4_tile(const uint8_t *w, const kn_rows *x, uint32_t s, floa
         for (int t = 0; t < T; t++)
             sum[t][0] = sum[t][1] = _mm256_set1_epi32(-8 * offset[(size_t)t * groups + g]);
         for (uint32_t k = 0; k < group; k += 8 * (uint32_t)lines) {
-            q4_lines(sum, w, q, x_stride, lines, T);
+            q4_lines(sum, w, q, x_stride, lines, ahead, T);
             w += KN_LINE_BYTES * lines;
             q += 8 * lines;
         }
@@ -124,7 +125,7 @@ KN_AVX2_INLINE void q4_tile(const uint8_t *w, const kn_rows *x, uint32_t s, floa
 
 /* 4 lines of 4 inputs for T tokens: low and high nibbles of w + 128 summed in 16 bits. */
 KN_AVX2_INLINE void q8_lines(__m256i (*sum)[2], const uint8_t *w, const int8_t *x, size_t x_stride,
-                             int T)
+                             size_t ahead, int T)
 {
     const __m256i low = _mm256_set1_epi8(15), top = _mm256_set1_epi8(8);
     const __m256i one = _mm256_set1_epi16(1), sixteen = _mm256_set1_epi16(16);
@@ -132,6 +133,7 @@ KN_AVX2_INLINE void q8_lines(__m256i (*sum)[2], const uint8_t *w, const int8_t *
 
     KN_UNROLL
     for (int j = 0; j < 4; j++, w += KN_LINE_BYTES, x += 4) {
+        kn_prefetch(w, ahead);
         KN_UNROLL
         for (int i = 0; i < 2; i++) {
             __m256i v = load_line(w + 32 * i);
@@ -162,7 +164,7 @@ KN_AVX2_INLINE void q8_lines(__m256i (*sum)[2], const uint8_t *w, const int8_t *
 }
 
 KN_AVX2_INLINE void q8_tile(const uint8_t *w, const kn_rows *x, uint32_t s, float *out,
-                            size_t out_stride, int T)
+                            size_t out_stride, size_t ahead, int T)
 {
     uint32_t group = x->group, groups = kn_groups(x->cols, group);
     size_t x_stride = (size_t)groups * group;
@@ -183,7 +185,7 @@ KN_AVX2_INLINE void q8_tile(const uint8_t *w, const kn_rows *x, uint32_t s, floa
         for (int t = 0; t < T; t++)
             sum[t][0] = sum[t][1] = _mm256_set1_epi32(-128 * offset[(size_t)t * groups + g]);
         for (uint32_t k = 0; k < group; k += 16) {
-            q8_lines(sum, w, q, x_stride, T);
+            q8_lines(sum, w, q, x_stride, ahead, T);
             w += 4 * KN_LINE_BYTES;
             q += 16;
         }
@@ -205,9 +207,9 @@ KN_AVX2_INLINE void q8_tile(const uint8_t *w, const kn_rows *x, uint32_t s, floa
 
 #define Q4_KERNEL(group, T)                                                                        \
     KN_AVX2_FN static void q4_g##group##_t##T(const uint8_t *tile, const kn_rows *x, uint32_t s,   \
-                                              float *out, size_t out_stride)                       \
+                                              float *out, size_t out_stride, size_t ahead)         \
     {                                                                                              \
-        q4_tile(tile, x, s, out, out_stride, group, T);                                            \
+        q4_tile(tile, x, s, out, out_stride, ahead, group, T);                                     \
     }
 #define Q4_KERNELS(group)                                                                          \
     Q4_KERNEL(group, 1) Q4_KERNEL(group, 2) Q4_KERNEL(group, 3) Q4_KERNEL(group, 4)
@@ -217,9 +219,9 @@ Q4_KERNELS(64)
 
 #define Q8_KERNEL(T)                                                                               \
     KN_AVX2_FN static void q8_t##T(const uint8_t *tile, const kn_rows *x, uint32_t s, float *out,  \
-                                   size_t out_stride)                                              \
+                                   size_t out_stride, size_t ahead)                                \
     {                                                                                              \
-        q8_tile(tile, x, s, out, out_stride, T);                                                   \
+        q8_tile(tile, x, s, out, out_stride, ahead, T);                                            \
     }
 Q8_KERNEL(1)
 Q8_KERNEL(2)

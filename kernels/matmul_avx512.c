@@ -24,10 +24,11 @@ KN_AVX512_INLINE __m512i broadcast4(const int8_t *at)
 
 /* Adds one line (q4: 8 inputs, q8: 4) to the sums of T tokens. */
 KN_AVX512_INLINE void int_line(__m512i (*sum)[2], const uint8_t *w, const int8_t *x,
-                               size_t x_stride, int j, bool q4, int T)
+                               size_t x_stride, int j, size_t ahead, bool q4, int T)
 {
     __m512i v = load_line512(w);
 
+    kn_prefetch(w, ahead);
     if (q4) {
         const __m512i low = _mm512_set1_epi8(15);
         __m512i a = _mm512_and_si512(v, low);
@@ -53,7 +54,7 @@ KN_AVX512_INLINE void int_line(__m512i (*sum)[2], const uint8_t *w, const int8_t
 }
 
 KN_AVX512_INLINE void int_tile(const uint8_t *w, const kn_rows *x, uint32_t s, float *out,
-                               size_t out_stride, bool q4, int T)
+                               size_t out_stride, size_t ahead, bool q4, int T)
 {
     const uint32_t group = x->group, per_line = q4 ? 8 : 4;
     uint32_t groups = kn_groups(x->cols, group);
@@ -77,8 +78,8 @@ KN_AVX512_INLINE void int_tile(const uint8_t *w, const kn_rows *x, uint32_t s, f
             sum[t][1] = _mm512_setzero_si512();
         }
         for (uint32_t k = 0; k < group; k += 2 * per_line) {
-            int_line(sum, w, q, x_stride, 0, q4, T);
-            int_line(sum, w + KN_LINE_BYTES, q + per_line, x_stride, 1, q4, T);
+            int_line(sum, w, q, x_stride, 0, ahead, q4, T);
+            int_line(sum, w + KN_LINE_BYTES, q + per_line, x_stride, 1, ahead, q4, T);
             w += 2 * KN_LINE_BYTES;
             q += 2 * per_line;
         }
@@ -97,14 +98,14 @@ KN_AVX512_INLINE void int_tile(const uint8_t *w, const kn_rows *x, uint32_t s, f
 
 #define INT_KERNEL(T)                                                                              \
     KN_AVX512_FN static void q4_t##T(const uint8_t *tile, const kn_rows *x, uint32_t s,            \
-                                     float *out, size_t out_stride)                                \
+                                     float *out, size_t out_stride, size_t ahead)                  \
     {                                                                                              \
-        int_tile(tile, x, s, out, out_stride, true, T);                                            \
+        int_tile(tile, x, s, out, out_stride, ahead, true, T);                                     \
     }                                                                                              \
     KN_AVX512_FN static void q8_t##T(const uint8_t *tile, const kn_rows *x, uint32_t s,            \
-                                     float *out, size_t out_stride)                                \
+                                     float *out, size_t out_stride, size_t ahead)                  \
     {                                                                                              \
-        int_tile(tile, x, s, out, out_stride, false, T);                                           \
+        int_tile(tile, x, s, out, out_stride, ahead, false, T);                                    \
     }
 INT_KERNEL(1)
 INT_KERNEL(2)

@@ -12,9 +12,10 @@
 
 enum { KN_SCALE_BYTES = KN_TILE_ROWS * 2, KN_LINE_BYTES = 64, KN_TOKENS_MAX = 8 };
 
-/* Writes out[t][0..16) at stride out_stride for tokens s .. s+T of x, T fixed per kernel. */
+/* Writes out[t][0..16) at stride out_stride for tokens s .. s+T of x, T fixed per kernel. Weights
+ * `ahead` bytes further on are prefetched. */
 typedef void (*kn_tile_kernel)(const uint8_t *tile, const kn_rows *x, uint32_t s, float *out,
-                               size_t out_stride);
+                               size_t out_stride, size_t ahead);
 
 /* kernel[T - 1] for T = 1 .. tokens. A last tile of fewer than 16 rows goes through a buffer:
  * outputs beyond the matrix are not the caller's to lose. */
@@ -24,6 +25,7 @@ static inline void kn_tiles_run(const kn_tile_kernel *kernel, uint32_t tokens, f
 {
     size_t tile_bytes = kn_qmat_tile_bytes(w->format, w->cols, w->group);
     const uint8_t *tile = (const uint8_t *)w->data + row_begin / KN_TILE_ROWS * tile_bytes;
+    size_t ahead = kn_prefetch_bytes();
     float buffer[KN_TOKENS_MAX][KN_TILE_ROWS];
 
     for (uint32_t n = row_begin; n < row_end; n += KN_TILE_ROWS, tile += tile_bytes) {
@@ -34,15 +36,20 @@ static inline void kn_tiles_run(const kn_tile_kernel *kernel, uint32_t tokens, f
             float *out = y + s * y_stride + n;
 
             if (live == KN_TILE_ROWS) {
-                kernel[count - 1](tile, x, s, out, y_stride);
+                kernel[count - 1](tile, x, s, out, y_stride, ahead);
             } else {
-                kernel[count - 1](tile, x, s, buffer[0], KN_TILE_ROWS);
+                kernel[count - 1](tile, x, s, buffer[0], KN_TILE_ROWS, ahead);
                 for (uint32_t t = 0; t < count; t++)
                     memcpy(out + t * y_stride, buffer[t], live * sizeof(float));
             }
             s += count;
         }
     }
+}
+
+static inline void kn_prefetch(const uint8_t *at, size_t ahead)
+{
+    __builtin_prefetch((const void *)((uintptr_t)at + ahead));
 }
 
 /* 4 activations as one register lane; rows of q need no alignment. */

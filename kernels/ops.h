@@ -14,10 +14,10 @@
 
 #if defined(__x86_64__)
 #define KN_X86 1
-/* Instruction sets are switched on per function, never per build: the same binary runs on every
- * x86-64 and a constant folded by the compiler cannot differ between builds. */
 /* On every loop over register arrays: one that stays a loop keeps the array in memory. */
 #define KN_UNROLL _Pragma("GCC unroll 8")
+/* Instruction sets are switched on per function, never per build: the same binary runs on every
+ * x86-64 and a constant folded by the compiler cannot differ between builds. */
 #define KN_AVX2_FN __attribute__((target("avx2,fma,f16c")))
 #define KN_AVX2_INLINE static inline __attribute__((always_inline, target("avx2,fma,f16c")))
 #define KN_AVX512_FN                                                                               \
@@ -85,7 +85,8 @@ typedef struct {
 #undef X
 } kn_ops;
 
-/* kn_ref_*: plain C, the definition. kn_avx2_*, kn_avx512_*: equal byte for byte. */
+/* kn_ref_*: plain C, the definition. kn_avx2_*, kn_avx512_*: equal byte for byte, except that the
+ * sign and payload of a NaN are nobody's promise (a NaN ends its request). */
 #define X(name, result, args) result kn_ref_##name args;
 KN_OPS(X)
 #undef X
@@ -97,6 +98,11 @@ KN_OPS(X)
 KN_OPS_WIDE(X)
 #undef X
 #endif
+
+/* How far ahead q kernels prefetch. Intel's servers gain 10-20 % at one token from 2 KiB; a Zen 3
+ * lost speed by any prefetch, so others get 0, which asks for the line at hand (docs/performance.md
+ * has the figures). It changes no bits. */
+size_t kn_prefetch_bytes(void);
 
 /* The table that kn_select chose; the first call without one selects "auto". */
 const kn_ops *kn_ops_active(void);

@@ -6,11 +6,12 @@
  * scale = amax / 127 and q = RNE(x * (127 / amax)) clipped to +-127. A group with a NaN or Inf gets
  * q = 0 and scale = NaN, which every later sum carries to the check that ends the request.
  *
- * Weights q8: scale = f16(amax / 127), rounded up so that no weight is clipped by the rounding;
- * q = RNE(w / scale) clipped to +-127. q4: the scale is the f16 of the fixed candidate grid
- * amax / 7 * (0.60 .. 1.10 in steps of 0.025, and amax / -8-side candidates as docs/numerics.md
- * says) with the smallest squared error, ties to the first candidate; q = RNE(w / scale) clipped to
- * -8..7. Zero groups have scale 0. */
+ * Weights q8: scale = the smallest f16 at or above amax / 127, so that no weight is clipped;
+ * q = RNE(w / scale) clipped to +-127. q4: the f16 of amax / 7 * (0.60 .. 1.10 in steps of 0.025)
+ * with the smallest squared error, ties to the first; q = RNE(w / scale) clipped to -8..7. Scales
+ * are never negative (0.875 of amax / 7 puts a negative extreme on -8). A scale that f16 would make
+ * 0 is 2^-24, one that it would make Inf 65504 (then weights are clipped). Zero groups have scale
+ * 0. The error is summed in f32, 8 strided lanes and the tree 4, 2, 1 (docs/numerics.md). */
 #ifndef KERNELS_QUANT_H
 #define KERNELS_QUANT_H
 

@@ -122,6 +122,15 @@ rt_status kn_select(const char *name, rt_err *err)
     return RT_OK;
 }
 
+size_t kn_prefetch_bytes(void)
+{
+#if KN_X86
+    return __builtin_cpu_is("intel") ? 2048 : 0;
+#else
+    return 0;
+#endif
+}
+
 kn_variant kn_selected(void)
 {
     int variant = atomic_load_explicit(&selected, memory_order_relaxed);

@@ -1,6 +1,7 @@
 /* Sums in 32 lanes, norms and elementwise steps. */
 #include "kernels/norm.h"
 
+#include "base/team.h"
 #include "tests/support/numbers.h"
 #include "tests/support/variants.h"
 
@@ -184,6 +185,25 @@ static void add_and_scale_are_single_roundings(void **state)
     }
 }
 
+static void denormals_are_neither_flushed_nor_taken_for_zero(void **state)
+{
+    float x[19], out[19];
+
+    (void)state;
+    rt_float_env_set();
+    for (int i = 0; i < 19; i++)
+        x[i] = 0x1p-149F * (float)(i + 1);
+    for (int v = 0; v < KN_VARIANT_COUNT; v++) {
+        if (!test_variant_select(v)) continue;
+        kn_scale(out, x, 2, 19);
+        for (int i = 0; i < 19; i++)
+            assert_true(out[i] == 0x1p-148F * (float)(i + 1) && out[i] > 0);
+        kn_add(out, x, 19);
+        assert_true(out[18] == 0x1p-149F * 57);
+        assert_true(kn_sum(x, 19) == 0x1p-149F * 190);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -193,6 +213,7 @@ int main(void)
         cmocka_unit_test(layer_norm_is_the_formula),
         cmocka_unit_test(variants_equal_the_reference_at_every_length_also_in_place),
         cmocka_unit_test(add_and_scale_are_single_roundings),
+        cmocka_unit_test(denormals_are_neither_flushed_nor_taken_for_zero),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -14,10 +14,10 @@
 
 /* A cache of rows of one layer and one sequence. */
 typedef struct {
-    const void *rows;    /* row t at rows + t * row_bytes */
+    const void *rows; /* row t at rows + t * row_bytes */
     size_t row_bytes;
-    uint32_t width;      /* values in a row */
-    bool bf16;           /* else f32 */
+    uint32_t width; /* values in a row */
+    bool bf16;      /* else f32 */
 } kn_cache_view;
 
 /* score[h][i] = chain over k of fmaf(q[h][k], row(list[i])[k], acc), k ascending over the whole

@@ -28,7 +28,8 @@ kn_grid_class kn_grid_add(int32_t *acc, const float *y, float ws, size_t n);
 void kn_grid_add_wide(int64_t *acc, const float *y, float ws, size_t n);
 
 /* acc[i] += part[i] of another partial sum. */
-void kn_grid_merge(int32_t *acc, const int32_t *part, size_t n); /* asserted not to overflow in debug */
+void kn_grid_merge(int32_t *acc, const int32_t *part,
+                   size_t n); /* asserted not to overflow in debug */
 void kn_grid_widen(int64_t *acc, const int32_t *part, size_t n); /* acc += part */
 
 /* out[i] = f32(total) * 2^-q: one round-half-even of the 64-bit integer, then an exact scaling. */

@@ -20,7 +20,7 @@ void kn_silu_mul(float *out, const float *gate, const float *up, size_t n);
 
 /* f64, for conversion and tables only: errors below 2 ulp for finite arguments. */
 double kn_exp2_f64(double x);
-double kn_log2_f64(double x); /* x > 0 */
+double kn_log2_f64(double x);                                   /* x > 0 */
 void kn_sincos_f64(double x, double *sin_out, double *cos_out); /* |x| < 2^31 */
 
 #endif

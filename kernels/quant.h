@@ -21,11 +21,11 @@
  * Groups beyond cols are zero-padded. All pointers borrowed. */
 typedef struct {
     uint32_t rows, cols, group;
-    size_t f32_stride;     /* floats between rows of f32 */
-    const float *f32;      /* [rows][f32_stride]; NULL when only the quantised form is at hand */
-    const int8_t *q;       /* [rows][cols padded to group]; NULL: float activations */
-    const float *scale;    /* [rows][groups] */
-    const int32_t *sum;    /* [rows][groups]: sum of q over the group (offset correction) */
+    size_t f32_stride;  /* floats between rows of f32 */
+    const float *f32;   /* [rows][f32_stride]; NULL when only the quantised form is at hand */
+    const int8_t *q;    /* [rows][cols padded to group]; NULL: float activations */
+    const float *scale; /* [rows][groups] */
+    const int32_t *sum; /* [rows][groups]: sum of q over the group (offset correction) */
 } kn_rows;
 
 static inline uint32_t kn_groups(uint32_t cols, uint32_t group)

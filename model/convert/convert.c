@@ -198,6 +198,22 @@ static rt_status check_disk(md_conversion *c, rt_err *err)
                    rt_bytes_format(c->disk.free_bytes, available, sizeof(available)));
 }
 
+static uint64_t memory_allowed(const md_convert_spec *spec)
+{
+    return spec->memory_bytes > 0 ? spec->memory_bytes : default_memory_bytes;
+}
+
+static rt_status check_memory(const md_conversion *c, rt_err *err)
+{
+    uint64_t needed = md_engine_unit_bytes(&c->plan, &c->files.config);
+    char needed_text[32], allowed_text[32];
+
+    if (needed <= memory_allowed(c->spec)) return RT_OK;
+    return rt_fail(err, RT_ENOMEM, "one record needs %s of buffers, allowed are %s",
+                   rt_bytes_format(needed, needed_text, sizeof(needed_text)),
+                   rt_bytes_format(memory_allowed(c->spec), allowed_text, sizeof(allowed_text)));
+}
+
 /* ---- converting ---- */
 
 static rt_status create_target(md_conversion *c, rt_err *err)
@@ -242,7 +258,7 @@ rt_status md_conversion_run_engine(md_conversion *c, rt_team *team, const char *
         .target = c->target,
         .ledger = c->ledger,
         .team = team,
-        .memory_bytes = c->spec->memory_bytes > 0 ? c->spec->memory_bytes : default_memory_bytes,
+        .memory_bytes = memory_allowed(c->spec),
         .consume = c->spec->consume && c->target != NULL,
         .commit_records = c->spec->commit_records,
     };
@@ -271,12 +287,13 @@ static void explain_full_disk(md_conversion *c, rt_err *err)
 /* Everything after the last record; repeated whole when it is interrupted. */
 static rt_status finish(md_conversion *c, rt_err *err)
 {
+    md_ledger *ledger = c->ledger;
+
     RT_TRY(md_target_finish(c->target, err));
     RT_TRY(md_conversion_grid(c, c->info.grid_q, err));
     RT_TRY(md_finish_files(c, err));
-    RT_TRY(md_ledger_remove(c->ledger, err));
-    c->ledger = NULL;
-    return RT_OK;
+    c->ledger = NULL; /* removing closes it, also when it fails */
+    return md_ledger_remove(ledger, err);
 }
 
 static void fill_result(const md_conversion *c, md_convert_result *out)
@@ -301,6 +318,7 @@ static rt_status convert(md_conversion *c, rt_team *team, md_convert_result *res
     fill_result(c, result);
     RT_TRY(check_disk(c, err));
     result->free_bytes = c->disk.free_bytes;
+    RT_TRY(check_memory(c, err));
     if (c->spec->dry_run) return RT_OK;
     status = create_target(c, err);
     if (status == RT_OK) status = md_conversion_run_engine(c, team, "convert", &engine, err);

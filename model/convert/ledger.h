@@ -60,7 +60,7 @@ const md_ledger_entry *md_ledger_entries(const md_ledger *ledger, uint64_t *coun
 RT_MUST_CHECK rt_status md_ledger_append(md_ledger *ledger, const md_ledger_entry *entries,
                                          uint64_t count, rt_err *err);
 
-/* Deletes the file and releases the lock: the container is complete. */
+/* Deletes the file, releases the lock and closes, also on failure: the container is complete. RT_EIO. */
 RT_MUST_CHECK rt_status md_ledger_remove(md_ledger *ledger, rt_err *err);
 
 #endif

@@ -96,7 +96,7 @@ static void reply(sample *out)
         sum[col] = (col - 35) * 300;
     at += tr_partial_write(at, sum, COLS);
     for (int col = 0; col < COLS; col++)
-        wide[col] = col < 64 ? (int64_t)(col - 32) * 100000 : (int64_t)(col - 66) << 40;
+        wide[col] = col < 64 ? (int64_t)(col - 32) * 100000 : (col - 66) * ((int64_t)1 << 40);
     at += tr_partial_write_wide(at, wide, COLS);
     at += tr_partial_write_poison(at);
     out->bytes = (size_t)(at - out->data);

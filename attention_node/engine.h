@@ -49,7 +49,7 @@ typedef struct {
     const md_container *container; /* borrowed */
     const md_weights *weights;     /* borrowed */
     tr_link *link;                 /* borrowed; peer i is node i of the map */
-    const pl_map *map;             /* borrowed until an_engine_set_map */
+    const pl_map *map;             /* borrowed, for the life of the engine */
     rt_team *team;                 /* borrowed */
     rt_clock clock;
     uint32_t rows_max;    /* rows of one step (chunk + decode rows) */

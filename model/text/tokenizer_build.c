@@ -208,12 +208,12 @@ static rt_status write_image(builder *b, uint8_t **out, size_t *out_bytes, rt_er
 {
     md_image image = {.header = b->header};
     md_image_header *header = &image.header;
-    uint64_t total = md_image_layout(&image, NULL);
+    uint64_t total = md_image_bytes(header);
     uint8_t *bytes = calloc(1, total);
 
     if (bytes == NULL)
         return rt_fail(err, RT_ENOMEM, "tokenizer image of %zu bytes", (size_t)total);
-    (void)md_image_layout(&image, bytes);
+    md_image_layout(&image, bytes);
     write_sections(b, &image);
     header->total_bytes = total;
     md_image_header_swap(header);

@@ -45,27 +45,49 @@ void md_image_header_swap(md_image_header *header)
     header->pattern_bytes = le32toh(header->pattern_bytes);
 }
 
-uint64_t md_image_layout(md_image *image, const uint8_t *bytes)
-{
-    const md_image_header *h = &image->header;
-    uint64_t at = MD_IMAGE_HEADER_BYTES;
+enum { SECTIONS = 8 };
 
-    image->token_offsets = bytes + at;
-    at += ((uint64_t)h->token_count + 1) * 4;
-    image->byte_ids = bytes + at;
-    at += 256 * 4;
-    image->added = bytes + at;
-    at += (uint64_t)h->added_count * 4;
-    image->vocab_table = bytes + at;
-    at += (uint64_t)h->vocab_slots * 4;
-    image->merge_table = bytes + at;
-    at += (uint64_t)h->merge_slots * MD_IMAGE_MERGE_BYTES;
-    image->token_flags = bytes + at;
-    at += h->token_count;
-    image->token_bytes = bytes + at;
-    at += h->token_bytes;
-    image->pattern = bytes + at;
-    return at + h->pattern_bytes;
+/* Where each section starts, and in the last entry where the image ends; no pointer is made from
+ * counts before they are known to fit. */
+static void section_offsets(const md_image_header *h, uint64_t offsets[SECTIONS + 1])
+{
+    const uint64_t sizes[SECTIONS] = {
+        ((uint64_t)h->token_count + 1) * 4,
+        256 * 4,
+        (uint64_t)h->added_count * 4,
+        (uint64_t)h->vocab_slots * 4,
+        (uint64_t)h->merge_slots * MD_IMAGE_MERGE_BYTES,
+        h->token_count,
+        h->token_bytes,
+        h->pattern_bytes,
+    };
+
+    offsets[0] = MD_IMAGE_HEADER_BYTES;
+    for (int i = 0; i < SECTIONS; i++)
+        offsets[i + 1] = offsets[i] + sizes[i];
+}
+
+uint64_t md_image_bytes(const md_image_header *header)
+{
+    uint64_t offsets[SECTIONS + 1];
+
+    section_offsets(header, offsets);
+    return offsets[SECTIONS];
+}
+
+void md_image_layout(md_image *image, const uint8_t *bytes)
+{
+    uint64_t offsets[SECTIONS + 1];
+
+    section_offsets(&image->header, offsets);
+    image->token_offsets = bytes + offsets[0];
+    image->byte_ids = bytes + offsets[1];
+    image->added = bytes + offsets[2];
+    image->vocab_table = bytes + offsets[3];
+    image->merge_table = bytes + offsets[4];
+    image->token_flags = bytes + offsets[5];
+    image->token_bytes = bytes + offsets[6];
+    image->pattern = bytes + offsets[7];
 }
 
 /* ---- searching ---- */
@@ -262,7 +284,8 @@ rt_status md_image_open(const void *bytes, size_t count, md_image *out, rt_err *
     memcpy(&image.header, bytes, sizeof(image.header));
     md_image_header_swap(&image.header);
     RT_TRY(check_header(&image.header, bytes, count, err));
-    if (md_image_layout(&image, bytes) != count) return bad(err, "sections do not fill the file");
+    if (md_image_bytes(&image.header) != count) return bad(err, "sections do not fill the file");
+    md_image_layout(&image, bytes);
     RT_TRY(check_tokens(&image, err));
     RT_TRY(check_lists(&image, err));
     RT_TRY(check_tables(&image, err));

@@ -114,8 +114,10 @@ static inline md_text md_image_token(const md_image *image, uint32_t id)
 
 /* Host order to little-endian and back. */
 void md_image_header_swap(md_image_header *header);
-/* Sets the section pointers from image->header and bytes; returns where the last one ends. */
-uint64_t md_image_layout(md_image *image, const uint8_t *bytes);
+/* The size that the counts of a header ask for. */
+uint64_t md_image_bytes(const md_image_header *header);
+/* Sets the section pointers; bytes holds md_image_bytes(&image->header). */
+void md_image_layout(md_image *image, const uint8_t *bytes);
 uint64_t md_image_checksum(const uint8_t *bytes, size_t count);
 
 /* Where the searches in the two tables start. */

@@ -46,7 +46,9 @@ static void on_grace_over(int number)
                            {(void *)", INCOMPLETE\n", 13}};
 
     (void)number;
-    if (whom == NULL || !atomic_load(&blocking)) { /* the main loop is on its way out, or in work that ends by itself */
+    if (whom == NULL ||
+        !atomic_load(
+            &blocking)) { /* the main loop is on its way out, or in work that ends by itself */
         start_grace();
         return;
     }

@@ -124,7 +124,7 @@ KN_AVX2_FN uint16_t kn_avx2_quant_q8_group(const float *w, uint32_t n, int8_t *q
     return half;
 }
 
-/* The candidate scales as f16 bits and as f32. */
+/* The sizes of the candidate scales as f16 bits and as f32. */
 KN_AVX2_INLINE void candidates(float amax, uint16_t *half, float *scale)
 {
     const __m256 base = _mm256_set1_ps(amax / 7.0F);
@@ -142,15 +142,32 @@ KN_AVX2_INLINE void candidates(float amax, uint16_t *half, float *scale)
     }
 }
 
-KN_AVX2_INLINE __m256 squared_error(__m256 acc, __m256 w, __m256 scale)
+KN_AVX2_INLINE __m256 squared_error(__m256 acc, __m256 w, __m256 t, __m256 scale, float low,
+                                    float high)
 {
-    __m256 t = _mm256_div_ps(w, scale);
     __m256 e;
 
-    t = _mm256_min_ps(_mm256_max_ps(t, _mm256_set1_ps(-8.0F)), _mm256_set1_ps(7.0F));
+    t = _mm256_min_ps(_mm256_max_ps(t, _mm256_set1_ps(low)), _mm256_set1_ps(high));
     t = _mm256_round_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     e = _mm256_fnmadd_ps(scale, t, w);
     return _mm256_fmadd_ps(e, e, acc);
+}
+
+/* The errors of +scale and -scale. Dividing and rounding are symmetric, so -scale is +scale with
+ * the range -7..8: one division, the costly part, serves both. */
+KN_AVX2_INLINE void signed_errors(float *error, const __m256 *w, uint32_t count, float scale)
+{
+    const __m256 s = _mm256_set1_ps(scale);
+    __m256 plus = _mm256_setzero_ps(), minus = _mm256_setzero_ps();
+
+    for (uint32_t i = 0; i < count; i++) {
+        __m256 t = _mm256_div_ps(w[i], s);
+
+        plus = squared_error(plus, w[i], t, s, -8.0F, 7.0F);
+        minus = squared_error(minus, w[i], t, s, -7.0F, 8.0F);
+    }
+    error[0] = kn_tree8(plus);
+    error[1] = kn_tree8(minus);
 }
 
 KN_AVX2_FN uint16_t kn_avx2_quant_q4_group(const float *w, uint32_t n, int8_t *q)
@@ -160,8 +177,8 @@ KN_AVX2_FN uint16_t kn_avx2_quant_q4_group(const float *w, uint32_t n, int8_t *q
     uint32_t bits = amax_bits(v, count);
     uint16_t half[24];
     float scale[24];
-    float amax, best_error = 0;
-    uint32_t best = 0;
+    float amax, error[2], least[2] = {0};
+    uint32_t best[2] = {0}, sign;
 
     RT_ASSERT(bits < KN_QUANT_INF_BITS);
     if (bits == 0) {
@@ -170,21 +187,18 @@ KN_AVX2_FN uint16_t kn_avx2_quant_q4_group(const float *w, uint32_t n, int8_t *q
     }
     memcpy(&amax, &bits, sizeof(amax));
     candidates(amax, half, scale);
-    for (uint32_t c = 0; c < KN_Q4_CANDIDATES; c++) {
-        const __m256 s = _mm256_set1_ps(scale[c]);
-        __m256 acc = _mm256_setzero_ps();
-        float error;
-
-        for (uint32_t i = 0; i < count; i++)
-            acc = squared_error(acc, v[i], s);
-        error = kn_tree8(acc);
-        if (c == 0 || error < best_error) {
-            best = c;
-            best_error = error;
+    for (uint32_t c = 0; c < KN_Q4_SIZES; c++) {
+        signed_errors(error, v, count, scale[c]);
+        for (int i = 0; i < 2; i++) {
+            if (c == 0 || error[i] < least[i]) {
+                best[i] = c;
+                least[i] = error[i];
+            }
         }
     }
-    quantise_with(v, n, scale[best], -8.0F, 7.0F, q);
-    return half[best];
+    sign = least[1] < least[0] ? 1 : 0;
+    quantise_with(v, n, sign != 0 ? -scale[best[1]] : scale[best[0]], -8.0F, 7.0F, q);
+    return (uint16_t)(half[best[sign]] | (sign != 0 ? KN_F16_SIGN : 0));
 }
 
 #endif

@@ -110,10 +110,13 @@ uint16_t kn_ref_quant_q4_group(const float *w, uint32_t n, int8_t *q)
     memset(q, 0, n);
     if (bits == 0) return 0;
     memcpy(&amax, &bits, sizeof(amax));
-    for (uint32_t c = 0; c < KN_Q4_CANDIDATES; c++) {
-        uint16_t half = kn_quant_scale_clamp(kn_f16_from_f32(amax / 7.0F * kn_q4_factor(c)));
-        float error = q4_error(w, n, kn_f32_from_f16(half));
+    for (uint32_t c = 0; c < 2 * KN_Q4_SIZES; c++) {
+        float size = amax / 7.0F * kn_q4_factor(c % KN_Q4_SIZES);
+        uint16_t half = kn_quant_scale_clamp(kn_f16_from_f32(size));
+        float error;
 
+        if (c >= KN_Q4_SIZES) half |= KN_F16_SIGN;
+        error = q4_error(w, n, kn_f32_from_f16(half));
         if (c == 0 || error < best_error) {
             best = half;
             best_error = error;

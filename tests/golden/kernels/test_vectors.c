@@ -53,7 +53,7 @@ static void weights_quantise_and_pack_to_the_same_bytes(void **state)
     } cases[] = {{KN_F32, 0xcc508d14a27583a9},
                  {KN_BF16, 0x98bfe8200beeb6e1},
                  {KN_Q8, 0x2626c133775ec7b1},
-                 {KN_Q4, 0xa7d41009e7a2929b}};
+                 {KN_Q4, 0xc136b983a8a4737f}};
     test_random random = {41};
     bool good = true;
 
@@ -83,9 +83,9 @@ static void products_have_the_same_bits(void **state)
         {"f32", KN_F32, false, 0x1ff45742ecea3fda},
         {"bf16", KN_BF16, false, 0x6af89a308c8f1cd7},
         {"q8", KN_Q8, true, 0x87a79ceaf8e939d4},
-        {"q4", KN_Q4, true, 0x92d68a8bc8db0bb8},
+        {"q4", KN_Q4, true, 0x6bc65a72cc776e1b},
         {"q8 float rows", KN_Q8, false, 0x1cf8895437e0f75d},
-        {"q4 float rows", KN_Q4, false, 0xfa2d5ed2a7c9920f},
+        {"q4 float rows", KN_Q4, false, 0x74db05ac48b61d4c},
     };
     test_random random = {42};
     bool good = true;

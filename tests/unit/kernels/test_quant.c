@@ -257,8 +257,9 @@ static void q4_scales_are_the_best_of_the_grid(void **state)
             amax = fmax(amax, fabs((double)w[i]));
         for (int c = 0; c <= 20; c++) {
             float candidate = (float)amax / 7.0F * (float)(0.60 + 0.025 * c);
+            double size = (double)kn_f32_from_f16(kn_f16_from_f32(candidate));
 
-            best = fmin(best, q4_error(w, n, (double)kn_f32_from_f16(kn_f16_from_f32(candidate))));
+            best = fmin(best, fmin(q4_error(w, n, size), q4_error(w, n, -size)));
         }
         scale = (double)kn_f32_from_f16(kn_quant_q4_group(w, n, q));
         for (uint32_t i = 0; i < n; i++) {
@@ -270,10 +271,31 @@ static void q4_scales_are_the_best_of_the_grid(void **state)
     }
 }
 
+/* 8, 7 and -7 fit without an error only when 8 is on -8. */
+static void a_positive_extreme_can_sit_on_minus_eight(void **state)
+{
+    float w[16] = {8, 7, -7, 1, -1};
+    static const int8_t expected[16] = {-8, -7, 7, -1, 1};
+    int8_t q[16];
+
+    (void)state;
+    for (int variant = 0; variant < KN_VARIANT_COUNT; variant++) {
+        if (!test_variant_select(variant)) continue;
+        assert_int_equal(kn_quant_q4_group(w, 16, q), 0xbc00); /* -1 */
+        assert_memory_equal(q, expected, sizeof(q));
+        for (int i = 0; i < 16; i++)
+            w[i] = -w[i];
+        assert_int_equal(kn_quant_q4_group(w, 16, q), 0x3c00);
+        assert_memory_equal(q, expected, sizeof(q));
+        for (int i = 0; i < 16; i++)
+            w[i] = -w[i];
+    }
+}
+
 static void q4_ties_take_the_first_candidate(void **state)
 {
-    /* 7 zero errors: with w = {7s, 0 ..}, factor 1 fits exactly; so does no other of the grid. With
-     * w = {-8s} factor 0.875 fits; and {1 tiny subnormal f16} makes all candidates equal. */
+    /* {7}: the positive size 1 and the negative 0.875 (on -8) fit exactly; {-8}: the positive 0.875
+     * does first. {a tiny value}: every candidate is the least f16 in size. */
     float w[16] = {7}, v[16] = {-8}, tiny[16] = {1e-9F};
     int8_t q[16];
 
@@ -355,6 +377,7 @@ int main(void)
         cmocka_unit_test(activation_variants_equal_the_reference),
         cmocka_unit_test(q8_weights_are_never_clipped_and_near),
         cmocka_unit_test(q4_scales_are_the_best_of_the_grid),
+        cmocka_unit_test(a_positive_extreme_can_sit_on_minus_eight),
         cmocka_unit_test(q4_ties_take_the_first_candidate),
         cmocka_unit_test(scales_at_the_limits_of_f16_stay_finite),
         cmocka_unit_test(weight_variants_equal_the_reference),

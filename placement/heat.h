@@ -5,7 +5,8 @@
  * settles at half_life / (p * ln 2). Decay is one multiplication: instead of shrinking 19,200 counts
  * for every token, the weight of a new selection grows, and all are rescaled when it gets large.
  *
- * Pure: no I/O, no clock. Files are app/heat_file.h. The order of experts is everywhere: larger heat,
+ * Pure: no I/O, no clock. heat_image.h makes bytes of it, heat_usage.h reads another
+ * engine's text. The order of experts is everywhere: larger heat,
  * then lower layer, then lower id, so that two processes with the same heat pin the same experts.
  *
  * Threads: one owner; the const functions from any while nobody changes it. */
@@ -24,6 +25,9 @@ enum {
      * change of work. */
     PL_HEAT_HALF_LIFE_TOKENS = 131072,
 };
+
+/* Of one count, and of the tokens seen, in what files say: whole numbers up to here are exact. */
+#define PL_HEAT_COUNT_MAX 0x1p53
 
 typedef struct {
     uint32_t layers;         /* total, dense ones included */
@@ -54,7 +58,7 @@ uint32_t pl_heat_sparse_layers(const pl_heat *heat); /* how many layers have exp
 bool pl_heat_same_shape(const pl_heat *a, const pl_heat *b);
 
 /* Counting. layer must be sparse and expert in range (asserted): check what comes from peers before.
- * `selections` need not be whole (an imported or scaled count); negative or not finite is asserted.
+ * `selections` need not be whole (an imported or scaled count); 0 to PL_HEAT_COUNT_MAX (asserted).
  * None of these allocates. */
 void pl_heat_add(pl_heat *heat, uint32_t layer, uint32_t expert, double selections);
 /* Every id of a layer's routing once: expert [count]. */
@@ -64,6 +68,9 @@ void pl_heat_add_ids(pl_heat *heat, uint32_t layer, const uint32_t *expert, uint
 void pl_heat_advance(pl_heat *heat, double tokens);
 /* into += from, both as of now; tokens seen are added, nothing decays. Shapes equal (asserted). */
 void pl_heat_merge(pl_heat *into, const pl_heat *from);
+/* The same when `from` came after `into`, which therefore decays by from's tokens: how a run's counts
+ * join those of the runs before it. */
+void pl_heat_append(pl_heat *into, const pl_heat *from);
 /* All counts times factor, finite and >= 0. */
 void pl_heat_scale(pl_heat *heat, double factor);
 

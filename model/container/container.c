@@ -370,6 +370,41 @@ rt_status md_container_open(const char *dir, md_container **out, rt_err *err)
     return RT_OK;
 }
 
+void md_container_info_init(md_container_info *out, const md_config *config,
+                            kn_format expert_format, kn_format dense_format)
+{
+    *out = (md_container_info){
+        .expert_format = expert_format,
+        .dense_format = dense_format,
+        .embed_format = dense_format == KN_F32 ? KN_F32 : KN_BF16,
+        .slice_width = md_slice_width(config),
+        .latent_eps = config->rms_eps,
+        .conversion_id = MD_CONVERSION_ID,
+    };
+}
+
+rt_status md_container_blueprint(const char *dir, const md_config *config,
+                                 const md_container_info *info, md_container **out, rt_err *err)
+{
+    md_container *container = calloc(1, sizeof(*container));
+    rt_status status;
+
+    if (container == NULL) return rt_fail(err, RT_ENOMEM, "blueprint of %s", dir);
+    container->config = *config;
+    container->info = *info;
+    container->dir = strdup(dir);
+    status = container->dir != NULL ? RT_OK : rt_fail(err, RT_ENOMEM, "blueprint of %s", dir);
+    if (status == RT_OK)
+        status = md_manifest_expected(config, info, &container->entries, &container->count, err);
+    if (status == RT_OK) status = name_packs(container, err);
+    if (status != RT_OK) {
+        md_container_close(container);
+        return status;
+    }
+    *out = container;
+    return RT_OK;
+}
+
 void md_container_close(md_container *container)
 {
     if (container == NULL) return;

@@ -29,6 +29,11 @@ typedef struct {
     uint8_t model_id[32]; /* SHA-256, computed at open from manifest, config and fields */
 } md_container_info;
 
+/* What a conversion to these formats will say: embedding format, slice width, ids; the latent eps is
+ * that of config. The rest is zero. */
+void md_container_info_init(md_container_info *out, const md_config *config,
+                            kn_format expert_format, kn_format dense_format);
+
 typedef struct md_container md_container; /* opaque */
 
 /* Errors  RT_EFORMAT  unfinished, damaged, or of another version (named: expected and found)
@@ -36,6 +41,12 @@ typedef struct md_container md_container; /* opaque */
  *         RT_EUNSUPPORTED  a newer format or feature */
 RT_MUST_CHECK rt_status md_container_open(const char *dir, md_container **out, rt_err *err);
 void md_container_close(md_container *container);
+
+/* A container that is not made yet: every record of config and info with its size, none held. So
+ * that planning asks the same functions as loading. dir is what messages call it. RT_ENOMEM. */
+RT_MUST_CHECK rt_status md_container_blueprint(const char *dir, const md_config *config,
+                                               const md_container_info *info, md_container **out,
+                                               rt_err *err);
 
 const char *md_container_dir(const md_container *container);
 const md_config *md_container_config(const md_container *container);

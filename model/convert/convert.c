@@ -63,15 +63,9 @@ rt_status md_conversion_init(md_conversion *c, const md_convert_spec *spec, rt_e
     *c = (md_conversion){.spec = spec};
     RT_TRY(check_directories(spec, err));
     RT_TRY(md_source_files_read(spec->source, &c->files, err));
-    c->info = (md_container_info){
-        .expert_format = spec->expert_format,
-        .dense_format = spec->dense_format,
-        .embed_format = spec->dense_format == KN_F32 ? KN_F32 : KN_BF16,
-        .slice_width = md_slice_width(&c->files.config),
-        .latent_eps = spec->latent_eps > 0 ? spec->latent_eps : c->files.config.rms_eps,
-        .grid_fine = spec->grid_fine,
-        .conversion_id = MD_CONVERSION_ID,
-    };
+    md_container_info_init(&c->info, &c->files.config, spec->expert_format, spec->dense_format);
+    if (spec->latent_eps > 0) c->info.latent_eps = spec->latent_eps;
+    c->info.grid_fine = spec->grid_fine;
     memcpy(c->info.template_id, c->files.template_id, sizeof(c->info.template_id));
     return RT_OK;
 }

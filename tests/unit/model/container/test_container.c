@@ -542,6 +542,41 @@ static void every_failed_allocation_is_an_error(void **state)
     temp_dir_remove(dir);
 }
 
+static void blueprint_has_the_records_of_the_container_and_holds_none(void **state)
+{
+    char *dir = tiny(1);
+    md_container *made = open_ok(dir), *blueprint = NULL;
+    const md_container_info *info = md_container_get_info(made);
+    md_container_info planned;
+    bool done = false;
+
+    (void)state;
+    md_container_info_init(&planned, md_container_config(made), info->expert_format,
+                           info->dense_format);
+    assert_int_equal(planned.slice_width, info->slice_width);
+    assert_int_equal(planned.embed_format, info->embed_format);
+    for (int i = 1; !done; i++) { /* with every allocation failing in turn, until none is left */
+        failing_allocation = i;
+        done = md_container_blueprint(dir, md_container_config(made), &planned, &blueprint, NULL) ==
+               RT_OK;
+        failing_allocation = 0;
+        assert_true(i < 100 && (done == (blueprint != NULL)));
+    }
+    assert_int_equal(md_container_record_count(blueprint), md_container_record_count(made));
+    for (uint64_t i = 0; i < md_container_record_count(made); i++) {
+        md_record wanted, found;
+
+        md_container_record_at(made, i, &wanted);
+        assert_true(md_container_find(blueprint, wanted.key, &found));
+        assert_int_equal(found.bytes, wanted.bytes);
+        assert_int_equal(found.fd, -1);
+        assert_int_equal(found.fd_direct, -1);
+    }
+    md_container_close(blueprint);
+    md_container_close(made);
+    temp_dir_remove(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -565,6 +600,7 @@ int main(void)
         cmocka_unit_test(generation_defaults_come_from_its_file_or_the_config),
         cmocka_unit_test(description_with_another_id_is_refused_with_both),
         cmocka_unit_test(every_failed_allocation_is_an_error),
+        cmocka_unit_test(blueprint_has_the_records_of_the_container_and_holds_none),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -3,6 +3,7 @@
 #define APP_MODEL_OPTIONS_H
 
 #include "base/options.h"
+#include "kernels/select.h"
 
 typedef struct {
     uint64_t ram_bytes; /* of each process; 0: what the machine has */
@@ -64,7 +65,7 @@ typedef struct {
          .kind = RT_OPT_CHOICE,                                                                    \
          .offset = offsetof(type, m.kernels),                                                      \
          .arg = "K",                                                                               \
-         .choices = "auto|ref|avx2|avx512",                                                        \
+         .choices = KN_VARIANT_CHOICES,                                                            \
          .doc = "kernel variant; all give the same bits"},                                         \
         {.name = "slices",                                                                         \
          .kind = RT_OPT_FLAG,                                                                      \

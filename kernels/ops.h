@@ -20,6 +20,9 @@
  * x86-64 and a constant folded by the compiler cannot differ between builds. */
 #define KN_AVX2_FN __attribute__((target("avx2,fma,f16c")))
 #define KN_AVX2_INLINE static inline __attribute__((always_inline, target("avx2,fma,f16c")))
+#define KN_AVXVNNI_FN __attribute__((target("avx2,fma,f16c,avxvnni")))
+#define KN_AVXVNNI_INLINE                                                                          \
+    static inline __attribute__((always_inline, target("avx2,fma,f16c,avxvnni")))
 #define KN_AVX512_FN                                                                               \
     __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
 #define KN_AVX512_INLINE                                                                           \
@@ -30,13 +33,15 @@
 #endif
 
 /* X(name, result, (arguments)): one list declares the table and every variant's functions. */
-#define KN_OPS_WIDE(X)                                                                             \
+#define KN_OPS_INT(X)                                                                              \
     X(matmul_q4, void,                                                                             \
       (float *y, size_t y_stride, const kn_rows *x, const kn_qmat *w, uint32_t row_begin,          \
        uint32_t row_end))                                                                          \
     X(matmul_q8, void,                                                                             \
       (float *y, size_t y_stride, const kn_rows *x, const kn_qmat *w, uint32_t row_begin,          \
-       uint32_t row_end))                                                                          \
+       uint32_t row_end))
+
+#define KN_OPS_FLOAT(X)                                                                            \
     X(matmul_float, void,                                                                          \
       (float *y, size_t y_stride, const kn_rows *x, const kn_qmat *w, uint32_t row_begin,          \
        uint32_t row_end))                                                                          \
@@ -77,6 +82,8 @@
     X(grid_finish, void, (float *out, const int32_t *narrow, size_t n, float unit))                \
     X(argmax, uint32_t, (const float *x, uint32_t n))
 
+/* What gains from wider registers, and everything. */
+#define KN_OPS_WIDE(X) KN_OPS_INT(X) KN_OPS_FLOAT(X)
 #define KN_OPS(X) KN_OPS_WIDE(X) KN_OPS_OTHER(X)
 
 typedef struct {
@@ -85,14 +92,17 @@ typedef struct {
 #undef X
 } kn_ops;
 
-/* kn_ref_*: plain C, the definition. kn_avx2_*, kn_avx512_*: equal byte for byte, except that the
- * sign and payload of a NaN are nobody's promise (a NaN ends its request). */
+/* kn_ref_*: plain C, the definition. The others are equal byte for byte, except that the sign and
+ * payload of a NaN are nobody's promise (a NaN ends its request). */
 #define X(name, result, args) result kn_ref_##name args;
 KN_OPS(X)
 #undef X
 #if KN_X86
 #define X(name, result, args) result kn_avx2_##name args;
 KN_OPS(X)
+#undef X
+#define X(name, result, args) result kn_avxvnni_##name args;
+KN_OPS_INT(X)
 #undef X
 #define X(name, result, args) result kn_avx512_##name args;
 KN_OPS_WIDE(X)

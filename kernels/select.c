@@ -22,6 +22,14 @@ static const kn_ops avx2_ops = {
     KN_OPS(X)
 #undef X
 };
+static const kn_ops avxvnni_ops = {
+#define X(name, result, args) .name = kn_avxvnni_##name,
+    KN_OPS_INT(X)
+#undef X
+#define X(name, result, args) .name = kn_avx2_##name,
+        KN_OPS_FLOAT(X) KN_OPS_OTHER(X)
+#undef X
+};
 /* Only products and attention are worth wider registers; the rest is the AVX2 code. */
 static const kn_ops avx512_ops = {
 #define X(name, result, args) .name = kn_avx512_##name,
@@ -37,11 +45,12 @@ static const kn_ops *const tables[KN_VARIANT_COUNT] = {
     [KN_REF] = &ref_ops,
 #if KN_X86
     [KN_AVX2] = &avx2_ops,
+    [KN_AVXVNNI] = &avxvnni_ops,
     [KN_AVX512] = &avx512_ops,
 #endif
 };
 static const char *const names[KN_VARIANT_COUNT] = {
-    [KN_REF] = "ref", [KN_AVX2] = "avx2", [KN_AVX512] = "avx512"};
+    [KN_REF] = "ref", [KN_AVX2] = "avx2", [KN_AVXVNNI] = "avxvnni", [KN_AVX512] = "avx512"};
 
 /* -1: not chosen yet. Two threads that choose at once choose the same. */
 static atomic_int selected = -1;
@@ -65,6 +74,14 @@ static bool cpu_has_avx2(void)
 {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has_f16c();
 }
+
+/* Nor does it know "avxvnni". */
+static bool cpu_has_avxvnni(void)
+{
+    unsigned eax, ebx, ecx, edx;
+
+    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax & (1U << 4)) != 0;
+}
 #endif
 
 bool kn_variant_supported(kn_variant variant)
@@ -75,12 +92,15 @@ bool kn_variant_supported(kn_variant variant)
 #if KN_X86
     case KN_AVX2:
         return cpu_has_avx2();
+    case KN_AVXVNNI:
+        return cpu_has_avx2() && cpu_has_avxvnni();
     case KN_AVX512:
         return cpu_has_avx2() && __builtin_cpu_supports("avx512f") &&
                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
 #else
     case KN_AVX2:
+    case KN_AVXVNNI:
     case KN_AVX512:
         return false;
 #endif
@@ -114,7 +134,7 @@ rt_status kn_select(const char *name, rt_err *err)
     while (variant < KN_VARIANT_COUNT && strcmp(name, names[variant]) != 0)
         variant++;
     if (variant == KN_VARIANT_COUNT)
-        return rt_fail(err, RT_EINVAL, "kernels: expected auto, ref, avx2 or avx512, found \"%s\"",
+        return rt_fail(err, RT_EINVAL, "kernels: expected " KN_VARIANT_CHOICES ", found \"%s\"",
                        name);
     if (!kn_variant_supported(variant))
         return rt_fail(err, RT_EUNSUPPORTED, "kernels: this processor cannot run \"%s\"", name);

@@ -43,7 +43,7 @@ static void auto_takes_the_best_supported_variant(void **state)
 
 static void another_name_is_refused_with_the_choices_and_changes_nothing(void **state)
 {
-    static const char *const names[] = {"", "AVX2", "avx", "avx2 ", "sse", "best"};
+    static const char *const names[] = {"", "AVX2", "avx", "avx2 ", "sse", "best", "avx512|avx2"};
 
     (void)state;
     assert_int_equal(kn_select("ref", NULL), RT_OK);
@@ -58,11 +58,24 @@ static void another_name_is_refused_with_the_choices_and_changes_nothing(void **
     assert_int_equal(kn_select("avx3", NULL), RT_EINVAL);
 }
 
+static void the_choices_name_every_variant_and_auto(void **state)
+{
+    char expected[128] = "auto";
+
+    (void)state;
+    for (int v = 0; v < KN_VARIANT_COUNT; v++) {
+        strcat(expected, "|");
+        strcat(expected, kn_variant_name((kn_variant)v));
+    }
+    assert_string_equal(KN_VARIANT_CHOICES, expected);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_supported_variant_can_be_forced),
         cmocka_unit_test(the_reference_runs_everywhere),
+        cmocka_unit_test(the_choices_name_every_variant_and_auto),
         cmocka_unit_test(auto_takes_the_best_supported_variant),
         cmocka_unit_test(another_name_is_refused_with_the_choices_and_changes_nothing),
     };

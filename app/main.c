@@ -22,6 +22,7 @@ static const verb verbs[] = {
     {"verify", app_verb_verify, "compare a model's every logit and choice with a reference"},
     {"convert", app_verb_convert, "turn a checkpoint into a container"},
     {"inspect", app_verb_inspect, "print what a container holds; --deep checks every hash"},
+    {"heat", app_verb_heat, "show, import or forget which experts are chosen most"},
     {"version", app_verb_version, "print version, numerics id and what is built in"},
 };
 

@@ -18,6 +18,7 @@ typedef struct {
     bool float_activations;
     double reply_timeout_s;
     const char *log_level;
+    const char *heat; /* file, "none", or NULL: heat.bin in the model's folder */
 } app_model_options;
 
 #define APP_MODEL_OPTIONS_DEFAULT                                                                  \
@@ -92,6 +93,12 @@ typedef struct {
          .min = 0.01,                                                                              \
          .max = 86400,                                                                             \
          .doc = "an expert node that is silent for longer is lost"},                               \
+        {.name = "heat",                                                                           \
+         .kind = RT_OPT_TEXT,                                                                      \
+         .offset = offsetof(type, m.heat),                                                         \
+         .arg = "FILE",                                                                            \
+         .doc = "where it is kept how often each expert was chosen; none: nowhere; default: "      \
+                "heat.bin in the folder MODEL"},                                                   \
     {                                                                                              \
         .name = "log", .kind = RT_OPT_CHOICE, .offset = offsetof(type, m.log_level),               \
         .arg = "LEVEL", .choices = "error|warn|info|debug", .doc = "what is logged on stderr"      \

@@ -1,5 +1,6 @@
 /* verb_run.c - a prompt in, text out. TOKEN:1 of docs/ARCHITECTURE.md starts here. */
 #include "app/generation.h"
+#include "app/heat_file.h"
 #include "app/run_output.h"
 #include "app/session.h"
 #include "app/verbs.h"
@@ -312,6 +313,44 @@ static rt_status run_head(app_session *session, const run_options *options, rt_e
     return status;
 }
 
+/* What the router chose in this run, as a heat of its own. */
+static rt_status heat_of_run(app_session *session, pl_heat **out, rt_err *err)
+{
+    const md_container *container = app_session_container(session);
+    const an_engine *engine = app_session_engine(session);
+    const uint64_t *counts = an_engine_route_counts(engine);
+    pl_heat *heat;
+
+    RT_TRY(app_heat_create(container, &heat, err));
+    for (uint32_t layer = 0; layer < pl_heat_layers(heat); layer++)
+        for (uint32_t e = 0; pl_heat_sparse(heat, layer) && e < pl_heat_experts(heat); e++)
+            pl_heat_add(heat, layer, e, (double)counts[(size_t)layer * pl_heat_experts(heat) + e]);
+    pl_heat_set_tokens(heat, (double)an_engine_get_stats(engine).rows);
+    *out = heat;
+    return RT_OK;
+}
+
+/* However the run ended: what was computed was needed. A heat that cannot be kept is no failure. */
+static void save_heat(app_session *session, const char *option)
+{
+    const md_container *container = app_session_container(session);
+    pl_heat *heat = NULL;
+    char *path = NULL;
+    rt_err err = {0};
+    rt_status status;
+
+    if (an_engine_get_stats(app_session_engine(session)).rows == 0) return;
+    status = app_heat_path(container, option, &path, &err);
+    if (status == RT_OK && path != NULL) {
+        status = heat_of_run(session, &heat, &err);
+        if (status == RT_OK) status = app_heat_append(path, container, heat, &err);
+    }
+    if (status != RT_OK)
+        fprintf(stderr, "moesaic run: heat not kept (--heat FILE or none): %s\n", err.text);
+    pl_heat_free(heat);
+    free(path);
+}
+
 int app_verb_run(int argc, char **argv)
 {
     run_options options = {.model = APP_MODEL_OPTIONS_DEFAULT};
@@ -341,6 +380,7 @@ int app_verb_run(int argc, char **argv)
                                               : app_session_serve(session, &err);
     /* Said before the session ends: after a loss the launcher may kill this rank at any moment. */
     if (status != RT_OK && err.text[0] != '\0') fprintf(stderr, "moesaic run: %s\n", err.text);
+    if (session != NULL && app_session_is_head(session)) save_heat(session, options.model.heat);
     app_session_close(session, status, err.text);
     return status == RT_OK ? APP_EXIT_OK : APP_EXIT_FAILED;
 }

@@ -10,6 +10,7 @@ enum { APP_EXIT_OK = 0, APP_EXIT_FAILED = 1, APP_EXIT_USAGE = 2, APP_EXIT_DEGRAD
 int app_verb_run(int argc, char **argv);
 int app_verb_verify(int argc, char **argv);
 int app_verb_convert(int argc, char **argv);
+int app_verb_heat(int argc, char **argv);
 int app_verb_inspect(int argc, char **argv);
 int app_verb_version(int argc, char **argv);
 

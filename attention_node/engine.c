@@ -20,10 +20,11 @@ struct an_seq {
 struct an_engine {
     an_engine_spec spec;
     an_pass pass;
-    rt_arena *arena; /* owned */
-    an_kv *kv;       /* owned */
-    an_moe *moe;     /* owned */
-    an_seq *seqs;    /* [sequences_max], owned */
+    rt_arena *arena;        /* owned */
+    an_kv *kv;              /* owned */
+    an_moe *moe;            /* owned */
+    an_seq *seqs;           /* [sequences_max], owned */
+    uint64_t *route_counts; /* [layers with MTP][experts], owned */
     an_index_lists lists;
     an_stream stream;
     uint32_t *tokens; /* [rows_max], in the arena, as are the next two */
@@ -60,9 +61,15 @@ static size_t arena_bytes(const an_engine_spec *spec)
            rt_arena_cost(spec->sequences_max * sizeof(bool)) + (forward > head ? forward : head);
 }
 
+static size_t route_count_total(const md_config *config)
+{
+    return (size_t)md_config_layers_total(config) * config->experts;
+}
+
 uint64_t an_engine_scratch_bytes(const an_engine_spec *spec)
 {
-    return arena_bytes(spec) + an_moe_memory_bytes(spec);
+    return arena_bytes(spec) + an_moe_memory_bytes(spec) +
+           route_count_total(md_container_config(spec->container)) * sizeof(uint64_t);
 }
 
 static rt_status check_spec(const an_engine_spec *spec, rt_err *err)
@@ -111,6 +118,8 @@ static rt_status acquire(an_engine *engine, rt_err *err)
 
     engine->seqs = calloc(spec->sequences_max, sizeof(*engine->seqs));
     if (engine->seqs == NULL) return rt_fail(err, RT_ENOMEM, "%u sequences", spec->sequences_max);
+    engine->route_counts = calloc(route_count_total(config) + 1, sizeof(*engine->route_counts));
+    if (engine->route_counts == NULL) return rt_fail(err, RT_ENOMEM, "counts of routes");
     RT_TRY(an_kv_create(config, spec->context_max, spec->sequences_max, spec->kv_bf16, &engine->kv,
                         err));
     RT_TRY(rt_arena_create(arena_bytes(spec), &engine->arena, err));
@@ -148,6 +157,7 @@ rt_status an_engine_create(const an_engine_spec *spec, rt_budget *budget, an_eng
         .arena = engine->arena,
         .float_activations = spec->float_activations,
         .clock = spec->clock,
+        .route_counts = engine->route_counts,
     };
     init_arena(engine);
     *out = engine;
@@ -160,6 +170,7 @@ void an_engine_free(an_engine *engine)
     an_moe_free(engine->moe);
     rt_arena_free(engine->arena);
     an_kv_free(engine->kv);
+    free(engine->route_counts);
     free(engine->seqs);
     free(engine);
 }
@@ -312,6 +323,11 @@ rt_status an_engine_step(an_engine *engine, an_step_item *items, uint32_t count,
     stats->steps++;
     stats->rows += engine->pass.rows;
     return RT_OK;
+}
+
+const uint64_t *an_engine_route_counts(const an_engine *engine)
+{
+    return engine->route_counts;
 }
 
 an_engine_stats an_engine_get_stats(const an_engine *engine)

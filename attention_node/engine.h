@@ -108,6 +108,10 @@ typedef struct {
     uint32_t nodes;
 } an_engine_stats;
 
+/* How often the router chose each expert since the engine was created: [layers with MTP][experts], 0 in
+ * dense layers; rows of a step that fails later count too. Borrowed; changes with every step. */
+const uint64_t *an_engine_route_counts(const an_engine *engine);
+
 an_engine_stats an_engine_get_stats(const an_engine *engine);
 void an_engine_reset_stats(an_engine *engine);
 

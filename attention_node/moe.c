@@ -331,6 +331,15 @@ bool an_moe_wants_int8(const an_moe *moe, const an_pass *pass, uint32_t layer)
            (weights->shared != NULL && an_wants_int8(pass, weights->shared_layout.format));
 }
 
+/* Of the model's routing, what placement/heat.h remembers. */
+static void count_routes(const an_pass *pass, uint32_t layer, const uint32_t *id)
+{
+    uint64_t *counts = pass->route_counts + (size_t)layer * pass->config->experts;
+
+    for (size_t i = 0; i < (size_t)pass->rows * pass->config->topk; i++)
+        counts[id[i]]++;
+}
+
 rt_status an_moe_run(an_moe *moe, const an_pass *pass, uint32_t layer, const kn_rows *x, float *out,
                      uint32_t *bad_row, rt_err *err)
 {
@@ -357,6 +366,7 @@ rt_status an_moe_run(an_moe *moe, const an_pass *pass, uint32_t layer, const kn_
     moe->err = err;
     status = an_router_run(pass, layer, x, id, weight, bad_row);
     if (status == RT_OK) {
+        count_routes(pass, layer, id);
         an_dispatch_plan(moe->dispatch, &plan);
         status = exchange(moe, pass, layer, x);
         if (status == RT_OK) status = finish(moe, pass, out, bad_row);

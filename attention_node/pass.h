@@ -28,7 +28,8 @@ typedef struct {
     size_t member_bytes;    /* a multiple of 64 */
     bool float_activations;
     rt_clock clock;
-    an_probe probe; /* NULL: none */
+    uint64_t *route_counts; /* [layers with MTP][experts]: selections so far, the engine's */
+    an_probe probe;         /* NULL: none */
     void *probe_context;
 
     /* The step. Arrays [rows]. */

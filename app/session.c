@@ -2,6 +2,7 @@
 #include "app/session.h"
 
 #include "app/cluster.h"
+#include "app/sizing.h"
 #include "base/check.h"
 #include "base/log.h"
 #include "base/stop.h"
@@ -19,8 +20,6 @@
 #include <unistd.h>
 
 enum {
-    CONTEXT_DEFAULT = 32768,
-    CONTEXT_LEAST = 512,
     SHARE_UNIT = 10000,   /* rank shares are tenths of a thousandth */
     POOL_ROWS_FACTOR = 4, /* frames of a step in flight: out, back, and one of each waiting */
     POOL_LEAST_BYTES = 64 << 20,
@@ -110,8 +109,7 @@ static rt_status create_team(app_session *s, rt_err *err)
 {
     uint32_t cpus = rt_cpus_usable();
     uint32_t on_host = s->cluster == NULL ? 1 : tr_mpi_ranks_on_host();
-    uint32_t threads = s->options.threads > 0 ? (uint32_t)s->options.threads
-                                              : (cpus > on_host ? cpus / on_host : 1);
+    uint32_t threads = app_threads(&s->options, on_host);
     /* Spinning pays only while every runnable thread of the host has a core of its own. */
     rt_team_spec spec = {.threads = threads,
                          .spin_us = (uint64_t)threads * on_host <= cpus ? TEAM_SPIN_US : 0};
@@ -121,11 +119,18 @@ static rt_status create_team(app_session *s, rt_err *err)
 
 static void init_budget(app_session *s)
 {
-    uint64_t limit = s->options.ram_bytes;
     uint32_t on_host = s->cluster == NULL ? 1 : tr_mpi_ranks_on_host();
 
-    if (limit == 0 && on_host > 1) limit = rt_memory_available_bytes() / 100 * 95 / on_host;
-    rt_budget_init(&s->budget, limit);
+    rt_budget_init(&s->budget, app_ram_limit(&s->options, on_host));
+}
+
+/* For people who ask where the memory goes, and for the test that `plan` says the same. */
+static void log_budget(const app_session *s)
+{
+    for (uint32_t i = 0; i < s->budget.line_count; i++)
+        rt_log_info("memory", "%s bytes %llu", s->budget.lines[i].name,
+                    (unsigned long long)s->budget.lines[i].bytes);
+    rt_log_info("memory", "limit bytes %llu", (unsigned long long)s->budget.limit_bytes);
 }
 
 /* Bytes that link buffers of `rows` rows may take. */
@@ -162,25 +167,13 @@ static rt_status open_experts(app_session *s, const tr_welcome *welcome, tr_link
     return en_node_create(&node, &s->node, err);
 }
 
-/* The context: as asked, else the largest power of two up to 32k whose cache leaves the experts of this
- * process at least as much as it takes. */
+/* What the budget has left once the dense weights are loaded decides about the context. */
 static rt_status choose_context(app_session *s, rt_err *err)
 {
-    const md_config *config = md_container_config(s->container);
-    bool bf16 = s->options.kv[0] == 'b';
-    uint64_t left = rt_budget_left(&s->budget);
-    uint32_t longest = config->context_max;
+    bool experts_here = s->size == 1 || s->options.experts_here > 0;
 
-    if (s->options.context > longest)
-        return rt_fail(err, RT_EINVAL, "--ctx-size %llu: the model's context is %u tokens",
-                       (unsigned long long)s->options.context, longest);
-    s->context = (uint32_t)s->options.context;
-    if (s->context > 0) return RT_OK;
-    s->context = longest < CONTEXT_DEFAULT ? longest : CONTEXT_DEFAULT;
-    if (s->size == 1 || s->options.experts_here > 0) left /= 2;
-    while (s->context > CONTEXT_LEAST && an_engine_kv_bytes(config, s->context, bf16) > left)
-        s->context /= 2;
-    return RT_OK;
+    return app_context_choose(md_container_config(s->container), &s->options,
+                              rt_budget_left(&s->budget), experts_here, &s->context, err);
 }
 
 static rt_status join_links(app_session *s, rt_err *err)
@@ -274,7 +267,9 @@ static rt_status open_parts(app_session *s, const char *model_dir, rt_err *err)
     RT_TRY(md_container_open(model_dir, &s->container, err));
     RT_TRY(create_team(s, err));
     init_budget(s);
-    return s->rank == 0 ? open_head(s, err) : open_node(s, err);
+    RT_TRY(s->rank == 0 ? open_head(s, err) : open_node(s, err));
+    log_budget(s);
+    return RT_OK;
 }
 
 rt_status app_session_open(const app_session_spec *spec, app_session **out, rt_err *err)

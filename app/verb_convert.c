@@ -115,16 +115,20 @@ static void fill_spec(const convert_options *options, const char *const *positio
 
 static void print_text(const md_convert_spec *asked, const md_convert_result *result)
 {
-    char source[32], target[32], free_text[32], id[65];
+    char source[32], target[32], free_text[32], needed[32], buffers[32], id[65];
 
     rt_bytes_format(result->source_bytes, source, sizeof(source));
     rt_bytes_format(result->target_bytes, target, sizeof(target));
     rt_bytes_format(result->free_bytes, free_text, sizeof(free_text));
     md_model_id_format(result->model_id, id);
     if (asked->dry_run && result->source_bytes > 0) {
-        fprintf(stderr, "would convert %s into %s: %llu records, %llu of them done; %s free\n",
+        fprintf(stderr,
+                "would convert %s into %s: %llu records, %llu of them done; needs %s of disk (%s "
+                "free) and %s of buffers\n",
                 source, target, (unsigned long long)result->records_total,
-                (unsigned long long)result->records_resumed, free_text);
+                (unsigned long long)result->records_resumed,
+                rt_bytes_format(result->needed_bytes, needed, sizeof(needed)), free_text,
+                rt_bytes_format(result->buffer_bytes, buffers, sizeof(buffers)));
         return;
     }
     if (asked->verify_only)
@@ -152,13 +156,15 @@ static int print_json(const md_convert_spec *asked, const md_convert_result *res
     if (memcmp(result->model_id, no_id, sizeof(no_id)) != 0)
         md_model_id_format(result->model_id, id);
     root = json_pack(
-        "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:I, s:b}", "model_id", id, "source_bytes",
-        (json_int_t)result->source_bytes, "target_bytes", (json_int_t)result->target_bytes,
-        "records_total", (json_int_t)result->records_total, "records_done",
-        (json_int_t)result->records_done, "records_resumed", (json_int_t)result->records_resumed,
-        "shards_deleted", (json_int_t)result->shards_deleted, "free_bytes",
-        (json_int_t)result->free_bytes, "seconds", result->seconds, "mismatches",
-        (json_int_t)result->mismatches, "dry_run", (int)asked->dry_run);
+        "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:I, s:b}", "model_id", id,
+        "source_bytes", (json_int_t)result->source_bytes, "target_bytes",
+        (json_int_t)result->target_bytes, "records_total", (json_int_t)result->records_total,
+        "records_done", (json_int_t)result->records_done, "records_resumed",
+        (json_int_t)result->records_resumed, "shards_deleted", (json_int_t)result->shards_deleted,
+        "free_bytes", (json_int_t)result->free_bytes, "needed_bytes",
+        (json_int_t)result->needed_bytes, "buffer_bytes", (json_int_t)result->buffer_bytes,
+        "seconds", result->seconds, "mismatches", (json_int_t)result->mismatches, "dry_run",
+        (int)asked->dry_run);
     text = root == NULL ? NULL : json_dumps(root, JSON_COMPACT);
     json_decref(root);
     if (text == NULL) return APP_EXIT_FAILED;

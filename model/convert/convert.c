@@ -180,16 +180,33 @@ rt_status md_conversion_open_source(md_conversion *c, rt_err *err)
     return RT_OK;
 }
 
+/* What --consume would need, where it helps: most disks do not hold source and container. */
+static const char *suggest_consume(const md_conversion *c, char *text, size_t text_bytes)
+{
+    md_disk_space consuming;
+    char needed[32];
+
+    text[0] = '\0';
+    if (!c->spec->consume &&
+        md_disk_space_measure(c->spec->source, c->spec->target, &c->plan, c->source, true,
+                              &consuming, NULL) == RT_OK &&
+        consuming.needed_bytes <= consuming.free_bytes)
+        snprintf(text, text_bytes, " (--consume, which deletes the source as it goes, needs %s)",
+                 rt_bytes_format(consuming.needed_bytes, needed, sizeof(needed)));
+    return text;
+}
+
 static rt_status check_disk(md_conversion *c, rt_err *err)
 {
-    char needed[32], available[32];
+    char needed[32], available[32], hint[128];
 
     RT_TRY(md_disk_space_measure(c->spec->source, c->spec->target, &c->plan, c->source,
                                  c->spec->consume, &c->disk, err));
     if (c->disk.needed_bytes <= c->disk.free_bytes) return RT_OK;
-    return rt_fail(err, RT_ENOSPACE, "%s: needs %s, free are %s", c->spec->target,
+    return rt_fail(err, RT_ENOSPACE, "%s: needs %s, free are %s%s", c->spec->target,
                    rt_bytes_format(c->disk.needed_bytes, needed, sizeof(needed)),
-                   rt_bytes_format(c->disk.free_bytes, available, sizeof(available)));
+                   rt_bytes_format(c->disk.free_bytes, available, sizeof(available)),
+                   suggest_consume(c, hint, sizeof(hint)));
 }
 
 static uint64_t memory_allowed(const md_convert_spec *spec)
@@ -197,12 +214,19 @@ static uint64_t memory_allowed(const md_convert_spec *spec)
     return spec->memory_bytes > 0 ? spec->memory_bytes : default_memory_bytes;
 }
 
-static rt_status check_memory(const md_conversion *c, rt_err *err)
+static rt_status check_memory(const md_conversion *c, rt_team *team, uint64_t *buffer_bytes,
+                              rt_err *err)
 {
     uint64_t needed = md_engine_unit_bytes(&c->plan, &c->files.config);
+    uint64_t units = rt_team_size(team);
     char needed_text[32], allowed_text[32];
 
-    if (needed <= memory_allowed(c->spec)) return RT_OK;
+    if (needed <= memory_allowed(c->spec)) {
+        if (needed > 0 && units > memory_allowed(c->spec) / needed)
+            units = memory_allowed(c->spec) / needed;
+        *buffer_bytes = units * needed;
+        return RT_OK;
+    }
     return rt_fail(err, RT_ENOMEM, "one record needs %s of buffers, allowed are %s",
                    rt_bytes_format(needed, needed_text, sizeof(needed_text)),
                    rt_bytes_format(memory_allowed(c->spec), allowed_text, sizeof(allowed_text)));
@@ -297,7 +321,6 @@ static void fill_result(const md_conversion *c, md_convert_result *out)
         .target_bytes = c->plan.target_bytes,
         .records_total = c->plan.count,
         .records_resumed = c->resumed,
-        .free_bytes = c->disk.free_bytes,
     };
 }
 
@@ -312,7 +335,8 @@ static rt_status convert(md_conversion *c, rt_team *team, md_convert_result *res
     fill_result(c, result);
     RT_TRY(check_disk(c, err));
     result->free_bytes = c->disk.free_bytes;
-    RT_TRY(check_memory(c, err));
+    result->needed_bytes = c->disk.needed_bytes;
+    RT_TRY(check_memory(c, team, &result->buffer_bytes, err));
     if (c->spec->dry_run) return RT_OK;
     status = create_target(c, err);
     if (status == RT_OK) status = md_conversion_run_engine(c, team, "convert", &engine, err);

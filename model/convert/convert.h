@@ -32,7 +32,9 @@ typedef struct {
     uint64_t source_bytes, target_bytes; /* planned */
     uint64_t records_total, records_done, records_resumed;
     uint64_t shards_deleted;
-    uint64_t free_bytes; /* on the target's filesystem before the run */
+    uint64_t needed_bytes; /* of disk at the worst moment, beyond what is taken now */
+    uint64_t free_bytes;   /* on the target's filesystem before the run */
+    uint64_t buffer_bytes; /* of all units in flight, at most memory_bytes */
     double seconds;
     uint8_t model_id[32];
     uint64_t mismatches; /* verify_only */

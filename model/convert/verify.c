@@ -78,6 +78,25 @@ static rt_status compare_grid(const md_conversion *c, uint64_t *mismatches, rt_e
     return RT_OK;
 }
 
+/* The tokenizer and the template are part of the model as well. */
+static void compare_files(const md_conversion *c, const md_container *container,
+                          uint64_t *mismatches)
+{
+    size_t bytes = 0;
+    const void *image = md_container_tokenizer(container, &bytes);
+
+    if (image != NULL &&
+        (bytes != c->files.tokenizer_bytes || memcmp(image, c->files.tokenizer, bytes) != 0)) {
+        rt_log_error("convert", "tokenizer.bin differs from what the source converts to");
+        (*mismatches)++;
+    }
+    if (strcmp(c->files.template_id, c->info.template_id) != 0) {
+        rt_log_error("convert", "chat template: expected \"%s\", found \"%s\"",
+                     c->files.template_id, c->info.template_id);
+        (*mismatches)++;
+    }
+}
+
 /* Formats that were not asked for are the container's. */
 static rt_status take_options(md_conversion *c, const md_container *container, rt_err *err)
 {
@@ -118,6 +137,7 @@ rt_status md_conversion_verify(md_conversion *c, rt_team *team, md_convert_resul
     }
     rt_team_run(team, compare_unit, &work, c->plan.count);
     mismatches = report(&work);
+    compare_files(c, container, &mismatches);
     status = compare_grid(c, &mismatches, err);
     if (status != RT_OK) goto done;
     *result = (md_convert_result){

@@ -253,6 +253,8 @@ static void a_dry_run_writes_nothing(void **state)
     planned = convert_ok(&spec, 1);
     assert_int_equal(count_files(dir), 0);
     assert_true(planned.source_bytes > 0 && planned.free_bytes > 0);
+    assert_true(planned.needed_bytes >= planned.target_bytes);
+    assert_true(planned.buffer_bytes > 0);
     assert_int_equal(planned.records_done, 0);
     spec.dry_run = false;
     done = convert_ok(&spec, 1);
@@ -336,6 +338,16 @@ static void verify_only_finds_what_differs(void **state)
          ->data)[5] *= -8;
     st_checkpoint_write(&checkpoint, source, true);
     assert_int_equal(convert_ok(&verify, 2).mismatches, 1);
+    /* Another tokenizer, and a template where there was none. */
+    {
+        char *other = rt_path_join(source, "tokenizer.json");
+
+        test_file_copy(MOESAIC_FIXTURES "/tiny-fp8/tokenizer.json", other);
+        assert_int_equal(convert_ok(&verify, 2).mismatches, 2);
+        free(temp_dir_write(source, "chat_template.jinja", "x", 1));
+        assert_int_equal(convert_ok(&verify, 2).mismatches, 3);
+        free(other);
+    }
     free(pack);
     free(target);
     st_checkpoint_free(&checkpoint);

@@ -433,8 +433,13 @@ static char *make_doc(const parse *p, const rt_opt *option)
     int used;
 
     twin_name(option, twin, sizeof(twin));
-    used = asprintf(&doc, "%s (%s%s%s%s)", option->doc, shown ? "default " : "",
-                    shown ? preset : "", shown ? ", " : "", twin);
+    if (!p->spec->is_program)
+        used = asprintf(&doc, "%s (%s%s%s%s)", option->doc, shown ? "default " : "",
+                        shown ? preset : "", shown ? ", " : "", twin);
+    else if (shown)
+        used = asprintf(&doc, "%s (default %s)", option->doc, preset);
+    else
+        used = asprintf(&doc, "%s", option->doc);
     return used < 0 ? NULL : doc;
 }
 
@@ -487,7 +492,7 @@ static void free_parse(parse *p)
 /* Twins of options that the command line left alone; an empty twin counts as unset. */
 static bool take_environment(parse *p)
 {
-    for (uint32_t i = 0; i < p->count; i++) {
+    for (uint32_t i = 0; i < p->count && !p->spec->is_program; i++) {
         char twin[NAME_MAX_BYTES + 16];
         const char *text;
 
@@ -509,7 +514,7 @@ rt_parse_result rt_options_parse(const rt_opt_spec *spec, int argc, char **argv,
 
     while (spec->table[p.count].name != NULL)
         p.count++;
-    snprintf(p.program, sizeof(p.program), "moesaic %s", spec->verb);
+    snprintf(p.program, sizeof(p.program), "%s%s", spec->is_program ? "" : "moesaic ", spec->verb);
     RT_ASSERT(is_table_valid(&p));
     if (!build_argp(&p)) {
         complain(&p, "out of memory");

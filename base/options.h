@@ -36,6 +36,7 @@ typedef struct {
 
 typedef struct {
     const char *verb;     /* "run" */
+    bool is_program;      /* verb is a program's own name, not a verb of moesaic: no twins */
     const char *args_doc; /* "MODEL" */
     const char *doc;      /* one paragraph, then after \v what follows the option list */
     const rt_opt *table;

@@ -374,6 +374,27 @@ static void the_number_of_arguments_is_checked(void **state)
     drop(&o);
 }
 
+static void a_program_of_its_own_has_its_name_and_no_twins(void **state)
+{
+    rt_opt_spec program = spec;
+    outcome o;
+
+    (void)state;
+    program.is_program = true;
+    assert_int_equal(parse_with(&program, "", &o), RT_PARSE_USAGE);
+    assert_string_equal(o.err, "run: expected MODEL, found 0 arguments: see --help\n");
+    drop(&o);
+    setenv("MOESAIC_CHUNK", "7", 1);
+    assert_int_equal(parse_with(&program, "a", &o), RT_PARSE_OK);
+    assert_int_equal(o.v.chunk, 64);
+    drop(&o);
+    assert_int_equal(parse_with(&program, "--help", &o), RT_PARSE_HELP);
+    assert_non_null(strstr(o.out, "(default 64)"));
+    assert_null(strstr(o.out, "MOESAIC_"));
+    drop(&o);
+    unsetenv("MOESAIC_CHUNK");
+}
+
 static void missing_memory_is_a_usage_line_and_no_crash(void **state)
 {
     char name[] = "run", *argv[] = {name, NULL};
@@ -419,6 +440,7 @@ int main(void)
         OPTIONS_TEST(values_too_few_and_too_many_are_named),
         OPTIONS_TEST(wrong_values_are_refused_with_what_was_expected),
         OPTIONS_TEST(the_number_of_arguments_is_checked),
+        OPTIONS_TEST(a_program_of_its_own_has_its_name_and_no_twins),
         OPTIONS_TEST(missing_memory_is_a_usage_line_and_no_crash),
         OPTIONS_TEST(env_get_tells_unset_from_set),
     };

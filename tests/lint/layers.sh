@@ -5,7 +5,7 @@ set -u
 root=${1:-$(dirname "$0")/../..}
 cd "$root" || exit 1
 
-folders='base kernels model transport placement expert_node attention_node coordinator app tests bench tools'
+folders='base kernels model transport placement expert_node attention_node coordinator app tests bench tools examples'
 
 # What the files of a folder may include, by folder.
 allowed() {
@@ -19,6 +19,7 @@ allowed() {
     attention_node) echo base kernels model transport placement attention_node ;;
     coordinator) echo base model transport placement coordinator ;;
     app) echo base kernels model transport placement expert_node attention_node coordinator app ;;
+    examples) echo base kernels model examples ;;
     tests | bench | tools) echo "$folders" ;;
     esac
 }

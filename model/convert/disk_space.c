@@ -95,6 +95,13 @@ static rt_status measure_dir(const char *dir, uint64_t *free_bytes, dev_t *devic
     return status;
 }
 
+rt_status md_disk_free(const char *dir, uint64_t *out, rt_err *err)
+{
+    dev_t device;
+
+    return measure_dir(dir, out, &device, err);
+}
+
 rt_status md_disk_space_measure(const char *source_dir, const char *target_dir, const md_plan *plan,
                                 const md_source *source, bool consume, md_disk_space *out,
                                 rt_err *err)

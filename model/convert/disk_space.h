@@ -17,6 +17,10 @@ typedef struct {
 RT_MUST_CHECK rt_status md_disk_peak(const md_plan *plan, const md_source *source, bool consume,
                                      uint64_t *out, rt_err *err);
 
+/* Bytes free for this user on dir's filesystem; dir need not exist yet: its nearest existing parent is
+ * asked. RT_EIO. */
+RT_MUST_CHECK rt_status md_disk_free(const char *dir, uint64_t *out, rt_err *err);
+
 /* dir need not exist yet: its nearest existing parent is asked. RT_EIO. */
 RT_MUST_CHECK rt_status md_disk_space_measure(const char *source_dir, const char *target_dir,
                                               const md_plan *plan, const md_source *source,

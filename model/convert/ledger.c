@@ -187,13 +187,14 @@ static rt_status ledger_new(const char *dir, md_ledger **out, rt_err *err)
 }
 
 /* The header is synced before the first pack is created: without packs a bad one is a torn one. */
-static bool packs_exist(const char *dir)
+static rt_status packs_exist(const char *dir, bool *out, rt_err *err)
 {
     char *path = rt_path_join(dir, "dense.bin");
-    bool exist = path == NULL || access(path, F_OK) == 0;
 
+    if (path == NULL) return rt_fail(err, RT_ENOMEM, "%s", dir);
+    *out = access(path, F_OK) == 0;
     free(path);
-    return exist;
+    return RT_OK;
 }
 
 rt_status md_ledger_open(const char *dir, bool read_only, md_ledger **out, rt_err *err)
@@ -201,6 +202,7 @@ rt_status md_ledger_open(const char *dir, bool read_only, md_ledger **out, rt_er
     md_ledger *ledger = NULL;
     char *data = NULL;
     size_t bytes = 0;
+    bool begun = false;
     rt_status status;
 
     RT_TRY(ledger_new(dir, &ledger, err));
@@ -219,7 +221,8 @@ rt_status md_ledger_open(const char *dir, bool read_only, md_ledger **out, rt_er
                               err);
     if (status != RT_OK) goto none;
     if (!header_is_valid(data, bytes)) {
-        if (packs_exist(dir))
+        status = packs_exist(dir, &begun, err);
+        if (status == RT_OK && begun)
             status = rt_fail(err, RT_EFORMAT,
                              "%s is damaged: delete %s and convert again (with the whole source)",
                              ledger->path, dir);
@@ -293,11 +296,11 @@ static rt_status check_still_new(const md_ledger *ledger, rt_err *err)
 {
     char *data = NULL;
     size_t bytes = 0;
-    bool begun;
+    bool begun = false;
 
     RT_TRY(
         rt_file_read(ledger->path, (size_t)MD_ENTRIES_MAX * ENTRY_BYTES * 2, &data, &bytes, err));
-    begun = header_is_valid(data, bytes) || packs_exist(ledger->dir);
+    begun = begun || header_is_valid(data, bytes);
     free(data);
     if (begun)
         return rt_fail(err, RT_EBUSY, "%s: another conversion began here meanwhile; run again",

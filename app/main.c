@@ -23,6 +23,8 @@ static const verb verbs[] = {
     {"convert", app_verb_convert, "turn a checkpoint into a container"},
     {"inspect", app_verb_inspect, "print what a container holds; --deep checks every hash"},
     {"heat", app_verb_heat, "show, import or forget which experts are chosen most"},
+    {"plan", app_verb_plan, "say what a model needs and how fast it would be, before a download"},
+    {"status", app_verb_status, "look at a model: what is there, what fits, what to run next"},
     {"version", app_verb_version, "print version, numerics id and what is built in"},
 };
 

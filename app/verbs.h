@@ -12,6 +12,8 @@ int app_verb_verify(int argc, char **argv);
 int app_verb_convert(int argc, char **argv);
 int app_verb_heat(int argc, char **argv);
 int app_verb_inspect(int argc, char **argv);
+int app_verb_plan(int argc, char **argv);
+int app_verb_status(int argc, char **argv);
 int app_verb_version(int argc, char **argv);
 
 #endif

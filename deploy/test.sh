@@ -6,6 +6,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export PACKAGES="deploy/packages-build.txt deploy/packages-test.txt"
 export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 failed=0

@@ -69,11 +69,11 @@ def verify(moesaic, container, reference, *options):
 
 
 def numpy_python():
-    """An interpreter that has numpy: this one, or the system's (deploy/packages.txt)."""
+    """An interpreter that has numpy: this one, or the system's (deploy/packages-test.txt)."""
     for python in (sys.executable, "/usr/bin/python3"):
         if os.path.exists(python) and call([python, "-c", "import numpy"]).returncode == 0:
             return python
-    raise Failure("numpy is missing: install python3-numpy (deploy/packages.txt)")
+    raise Failure("numpy is missing: install python3-numpy (deploy/packages-test.txt)")
 
 
 def dequantised_reference(container, source, target):

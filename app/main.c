@@ -24,6 +24,7 @@ static const verb verbs[] = {
     {"inspect", app_verb_inspect, "print what a container holds; --deep checks every hash"},
     {"heat", app_verb_heat, "show, import or forget which experts are chosen most"},
     {"plan", app_verb_plan, "say what a model needs and how fast it would be, before a download"},
+    {"doctor", app_verb_doctor, "check this machine, and a model on it; say what to do"},
     {"status", app_verb_status, "look at a model: what is there, what fits, what to run next"},
     {"version", app_verb_version, "print version, numerics id and what is built in"},
 };

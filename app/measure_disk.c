@@ -113,6 +113,13 @@ static void check_record(const md_record *record, const void *data, app_disk_rat
                  md_key_format(record->key, name, sizeof(name)), record->pack);
 }
 
+/* Of those that a run reads: MTP layers' experts have another format. */
+static bool is_wanted(const md_container *container, const md_record *record)
+{
+    return record->key.kind == MD_EXPERT && record->fd >= 0 &&
+           record->key.layer < md_container_config(container)->layers;
+}
+
 static uint64_t largest_record(const md_container *container, uint64_t *experts)
 {
     uint64_t largest = 0;
@@ -122,7 +129,7 @@ static uint64_t largest_record(const md_container *container, uint64_t *experts)
         md_record record;
 
         md_container_record_at(container, i, &record);
-        if (record.key.kind != MD_EXPERT || record.fd < 0) continue;
+        if (!is_wanted(container, &record)) continue;
         (*experts)++;
         if (record.bytes > largest) largest = record.bytes;
     }
@@ -145,7 +152,7 @@ rt_status app_measure_container(const md_container *container, app_disk_rate *ou
         disk_read read;
 
         md_container_record_at(container, i, &record);
-        if (record.key.kind != MD_EXPERT || record.fd < 0 || seen++ % step != 0) continue;
+        if (!is_wanted(container, &record) || seen++ % step != 0) continue;
         read = (disk_read){record.fd, record.fd_direct, record.offset, record.bytes};
         status = timed_read(&r, &read, record.pack, err);
         if (status != RT_OK) break;

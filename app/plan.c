@@ -240,6 +240,14 @@ rt_status app_plan_make(const app_model *model, const app_plan_spec *spec, rt_te
     return RT_OK;
 }
 
+const char *app_speed_format(double tok_s, char *text, size_t text_bytes)
+{
+    int digits = tok_s >= 10 ? 0 : tok_s >= 1 ? 1 : tok_s >= 0.1 ? 2 : 3;
+
+    snprintf(text, text_bytes, "%.*f", digits, tok_s);
+    return text;
+}
+
 /* ---- advice ---- */
 
 static void say(app_advice *advice, const char *fmt, ...) RT_PRINTF(2, 3);

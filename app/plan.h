@@ -50,6 +50,9 @@ RT_MUST_CHECK rt_status app_plan_make(const app_model *model, const app_plan_spe
 const char *app_rate_source_name(app_rate_source source); /* "given", "measured", "assumed" */
 const char *app_heat_source_name(app_heat_source source); /* "file", "glm-5.2", "flat" */
 
+/* Tokens/s with the digits that count, without an exponent. Returns text. */
+const char *app_speed_format(double tok_s, char *text, size_t text_bytes);
+
 enum { APP_ADVICE_LINES = 6, APP_ADVICE_BYTES = 240 };
 
 typedef struct {

@@ -149,15 +149,6 @@ static void print_places(const app_plan *plan)
     }
 }
 
-/* Two digits that count, without an exponent. */
-static const char *speed(double tok_s, size_text text)
-{
-    int digits = tok_s >= 10 ? 0 : tok_s >= 1 ? 1 : tok_s >= 0.1 ? 2 : 3;
-
-    snprintf(text, sizeof(size_text), "%.*f", digits, tok_s);
-    return text;
-}
-
 static void print_speed(const app_plan *plan)
 {
     const pl_plan *p = &plan->plan;
@@ -171,8 +162,9 @@ static void print_speed(const app_plan *plan)
                plan->heat_tokens > 0 ? " the heat file knows too few tokens yet" : " no heat file");
     else
         printf(" (all experts alike: no heat file)\n");
-    printf("speed      %s to %s tokens/s; the limit: %s\n", speed(p->slow_tok_s, slow),
-           speed(p->fast_tok_s, fast), pl_term_name(p->limit));
+    printf("speed      %s to %s tokens/s; the limit: %s\n",
+           app_speed_format(p->slow_tok_s, slow, sizeof(slow)),
+           app_speed_format(p->fast_tok_s, fast, sizeof(fast)), pl_term_name(p->limit));
     for (int t = 0; t < PL_TERM_COUNT; t++) {
         size_text text;
 

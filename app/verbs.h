@@ -13,6 +13,7 @@ int app_verb_convert(int argc, char **argv);
 int app_verb_heat(int argc, char **argv);
 int app_verb_inspect(int argc, char **argv);
 int app_verb_plan(int argc, char **argv);
+int app_verb_doctor(int argc, char **argv);
 int app_verb_status(int argc, char **argv);
 int app_verb_version(int argc, char **argv);
 

@@ -7,6 +7,7 @@
 
 #include "base/budget.h"
 #include "base/check.h"
+#include "base/options_internal.h"
 
 #include <argp.h>
 #include <ctype.h>
@@ -19,22 +20,23 @@
 
 enum {
     KEY_FIRST = 0x1000, /* option i has key KEY_FIRST + i, or its letter */
-    NAME_MAX_BYTES = 64,
     TABLE_MAX = 256,
 };
+
+typedef enum { FROM_DEFAULT, FROM_ENVIRONMENT, FROM_LINE } origin;
 
 typedef struct {
     const rt_opt_spec *spec;
     uint32_t count;           /* options in the table */
     struct argp_option *argp; /* owned; [count + 2]: help and the end */
     char **docs;              /* owned, [count] and each: doc with default and twin */
-    bool *given;              /* owned, [count] */
+    origin *origins;          /* owned, [count]: where each value is from */
     void *values;             /* borrowed */
     const char **positional;  /* borrowed */
     uint32_t positional_count;
     bool help;
     bool reported; /* the line about the mistake is written */
-    char program[NAME_MAX_BYTES];
+    char program[RT_OPT_NAME_BYTES];
 } parse;
 
 const char *rt_env_get(const char *name)
@@ -42,7 +44,7 @@ const char *rt_env_get(const char *name)
     return getenv(name);
 }
 
-/* The one line about a mistake. */
+/* The one line about a mistake. It ends with where to read on. */
 static void complain(parse *p, const char *fmt, ...) RT_PRINTF(2, 3);
 
 static void complain(parse *p, const char *fmt, ...)
@@ -54,17 +56,8 @@ static void complain(parse *p, const char *fmt, ...)
     va_start(args, fmt);
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
-    fprintf(stderr, "%s: %s\n", p->program, text);
+    fprintf(stderr, "%s: %s (see %s --help)\n", p->program, text, p->program);
     p->reported = true;
-}
-
-static void twin_name(const rt_opt *option, char *name, size_t name_bytes)
-{
-    size_t used = (size_t)snprintf(name, name_bytes, "MOESAIC_%s", option->name);
-
-    RT_ASSERT(used < name_bytes);
-    for (char *c = name; *c != '\0'; c++)
-        *c = *c == '-' ? '_' : (char)toupper((unsigned char)*c);
 }
 
 static void *field(const parse *p, const rt_opt *option)
@@ -167,7 +160,7 @@ static void describe_expected(const rt_opt *option, char *text, size_t text_byte
 }
 
 /* source: the option as the user wrote it, "option --chunk" or "MOESAIC_CHUNK". */
-static bool set_value(parse *p, uint32_t index, const char *text, const char *source)
+static bool set_value(parse *p, uint32_t index, const char *text, origin from, const char *source)
 {
     const rt_opt *option = &p->spec->table[index];
     void *value = field(p, option);
@@ -200,61 +193,21 @@ static bool set_value(parse *p, uint32_t index, const char *text, const char *so
         complain(p, "%s: expected %s, found \"%s\"", source, expected, text);
         return false;
     }
-    p->given[index] = true;
+    p->origins[index] = from;
     if (option->given_offset != 0) *(bool *)((char *)p->values + option->given_offset) = true;
     return true;
 }
 
 /* ---- The mistakes of a command line ---- */
 
-static size_t smallest(size_t a, size_t b, size_t c)
-{
-    size_t least = a < b ? a : b;
-
-    return least < c ? least : c;
-}
-
-/* Edits (insert, delete, replace, swap neighbours) that turn a into b; both below NAME_MAX_BYTES.
- */
-static size_t edit_distance(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
-{
-    size_t rows[3][NAME_MAX_BYTES + 1]; /* the row before the last, the last, this one */
-
-    for (size_t j = 0; j <= b_bytes; j++)
-        rows[1][j] = j;
-    for (size_t i = 1; i <= a_bytes; i++) {
-        rows[2][0] = i;
-        for (size_t j = 1; j <= b_bytes; j++) {
-            size_t cost = a[i - 1] == b[j - 1] ? 0 : 1;
-
-            rows[2][j] = smallest(rows[1][j] + 1, rows[2][j - 1] + 1, rows[1][j - 1] + cost);
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
-                rows[0][j - 2] + 1 < rows[2][j])
-                rows[2][j] = rows[0][j - 2] + 1;
-        }
-        memcpy(rows[0], rows[1], sizeof(rows[0]));
-        memcpy(rows[1], rows[2], sizeof(rows[1]));
-    }
-    return rows[1][b_bytes];
-}
-
 /* The option nearest to a mistyped name, NULL when none is near enough to be meant. */
 static const char *nearest_name(const parse *p, const char *name, size_t name_bytes)
 {
-    const char *nearest = NULL;
-    size_t best = name_bytes / 3 + 2; /* farther than a third of its letters is another word */
+    rt_opt_nearest nearest = rt_opt_nearest_begin(name, name_bytes);
 
-    if (name_bytes >= NAME_MAX_BYTES) return NULL;
-    for (uint32_t i = 0; i < p->count; i++) {
-        const char *candidate = p->spec->table[i].name;
-        size_t distance = edit_distance(name, name_bytes, candidate, strlen(candidate));
-
-        if (distance < best) {
-            best = distance;
-            nearest = candidate;
-        }
-    }
-    return nearest;
+    for (uint32_t i = 0; i < p->count; i++)
+        rt_opt_nearest_offer(&nearest, p->spec->table[i].name);
+    return nearest.found;
 }
 
 /* getopt stopped at "--name" or "--name=value": unknown, ambiguous, or with a value too few or too
@@ -264,7 +217,7 @@ static void explain_long(parse *p, const char *argument)
     const char *name = argument + 2;
     size_t name_bytes = strcspn(name, "=");
     const rt_opt *match = NULL;
-    int shown = (int)(name_bytes < NAME_MAX_BYTES ? name_bytes : NAME_MAX_BYTES);
+    int shown = (int)(name_bytes < RT_OPT_NAME_BYTES ? name_bytes : RT_OPT_NAME_BYTES);
     uint32_t matches = 0;
 
     for (uint32_t i = 0; i < p->count; i++) {
@@ -284,9 +237,9 @@ static void explain_long(parse *p, const char *argument)
         if (nearest != NULL)
             complain(p, "unknown option --%.*s: did you mean --%s?", shown, name, nearest);
         else
-            complain(p, "unknown option --%.*s: see --help", shown, name);
+            complain(p, "unknown option --%.*s", shown, name);
     } else if (matches > 1) {
-        complain(p, "option --%.*s is ambiguous: see --help", shown, name);
+        complain(p, "option --%.*s is ambiguous", shown, name);
     } else if (match->kind == RT_OPT_FLAG) {
         complain(p, "option --%s: expected no value, found \"%s\"", match->name,
                  name[name_bytes] == '=' ? name + name_bytes + 1 : "");
@@ -314,7 +267,7 @@ static bool explain_letters(parse *p, const char *argument)
         const rt_opt *option = option_by_letter(p, *letter);
 
         if (option == NULL) {
-            complain(p, "unknown option -%c: see --help", *letter);
+            complain(p, "unknown option -%c", *letter);
             return true;
         }
         if (option->kind == RT_OPT_FLAG) continue;
@@ -336,7 +289,64 @@ static void explain(parse *p, const struct argp_state *state)
     if (strncmp(before, "--", 2) == 0 && before[2] != '\0')
         explain_long(p, before);
     else if (!explain_letters(p, before) && !explain_letters(p, at))
-        complain(p, "the command line was not understood: see --help");
+        complain(p, "the command line was not understood");
+}
+
+/* ---- Options that exclude each other ---- */
+
+/* Is the name one of "this|that"? */
+static bool lists(const char *list, const char *name)
+{
+    size_t name_bytes = strlen(name);
+
+    for (const char *at = list; at != NULL; at = strchr(at, '|')) {
+        if (*at == '|') at++;
+        if (strcspn(at, "|") == name_bytes && strncmp(at, name, name_bytes) == 0) return true;
+    }
+    return false;
+}
+
+static bool exclude(const rt_opt *a, const rt_opt *b)
+{
+    return lists(a->excludes, b->name) || lists(b->excludes, a->name);
+}
+
+/* Given, and not a flag that was switched off by its twin. */
+static bool is_in_use(const parse *p, uint32_t index, origin from)
+{
+    const rt_opt *option = &p->spec->table[index];
+
+    return p->origins[index] == from &&
+           (option->kind != RT_OPT_FLAG || *(const bool *)field(p, option));
+}
+
+/* The first option from there that excludes this one; count: there is none. */
+static uint32_t rival_of(const parse *p, uint32_t index, origin from)
+{
+    uint32_t rival = 0;
+
+    while (rival < p->count && (rival == index || !is_in_use(p, rival, from) ||
+                                !exclude(&p->spec->table[index], &p->spec->table[rival])))
+        rival++;
+    return rival;
+}
+
+static bool check_rivals(parse *p, origin from)
+{
+    for (uint32_t i = 0; i < p->count; i++) {
+        char twin[2][RT_OPT_TWIN_BYTES];
+        const rt_opt *table = p->spec->table;
+        uint32_t rival = is_in_use(p, i, from) ? rival_of(p, i, from) : p->count;
+
+        if (rival == p->count) continue;
+        if (from == FROM_LINE)
+            complain(p, "give --%s or --%s, not both", table[i].name, table[rival].name);
+        else
+            complain(p, "%s and %s exclude each other", rt_opt_twin_name(table[i].name, twin[0]),
+                     rt_opt_twin_name(table[rival].name, twin[1]));
+        return false;
+    }
+    return true;
 }
 
 /* ---- argp ---- */
@@ -359,18 +369,20 @@ static error_t take_positional(parse *p, const char *text)
 static error_t check_positional_count(parse *p)
 {
     if (p->positional_count >= p->spec->positional_min) return 0;
-    complain(p, "expected %s, found %u argument%s: see --help", p->spec->args_doc,
-             p->positional_count, p->positional_count == 1 ? "" : "s");
+    complain(p, "expected %s, found %u argument%s", p->spec->args_doc, p->positional_count,
+             p->positional_count == 1 ? "" : "s");
     return EINVAL;
 }
 
 static error_t take_option(parse *p, uint32_t index, const char *text)
 {
     const rt_opt *option = &p->spec->table[index];
-    char source[NAME_MAX_BYTES + 16];
+    char source[RT_OPT_NAME_BYTES + 16];
 
     snprintf(source, sizeof(source), "option --%s", option->name);
-    return set_value(p, index, option->kind == RT_OPT_FLAG ? "1" : text, source) ? 0 : EINVAL;
+    return set_value(p, index, option->kind == RT_OPT_FLAG ? "1" : text, FROM_LINE, source)
+               ? 0
+               : EINVAL;
 }
 
 static error_t on_argp(int key, char *text, struct argp_state *state)
@@ -427,20 +439,35 @@ static bool format_default(const parse *p, const rt_opt *option, char *text, siz
 
 static char *make_doc(const parse *p, const rt_opt *option)
 {
-    char twin[NAME_MAX_BYTES + 16], preset[128];
+    char twin[RT_OPT_TWIN_BYTES], preset[128];
     char *doc = NULL;
     bool shown = format_default(p, option, preset, sizeof(preset));
     int used;
+    /* Without a name of its own the argument shows the choices. */
+    bool listed = option->kind == RT_OPT_CHOICE && option->arg != NULL;
 
-    twin_name(option, twin, sizeof(twin));
-    if (!p->spec->is_program)
-        used = asprintf(&doc, "%s (%s%s%s%s)", option->doc, shown ? "default " : "",
-                        shown ? preset : "", shown ? ", " : "", twin);
-    else if (shown)
-        used = asprintf(&doc, "%s (default %s)", option->doc, preset);
-    else
-        used = asprintf(&doc, "%s", option->doc);
+    rt_opt_twin_name(option->name, twin);
+    if (p->spec->is_program) twin[0] = '\0';
+    used = asprintf(
+        &doc, "%s%s%s%s%s%s%s%s%s", option->doc, listed ? ": " : "", listed ? option->choices : "",
+        shown || twin[0] != '\0' ? " (" : "", shown ? "default " : "", shown ? preset : "",
+        shown && twin[0] != '\0' ? ", " : "", twin, shown || twin[0] != '\0' ? ")" : "");
     return used < 0 ? NULL : doc;
+}
+
+/* Whether each of "this|that" is an option. */
+static bool are_names(const parse *p, const char *list)
+{
+    for (const char *at = list; at != NULL; at = strchr(at, '|')) {
+        uint32_t i = 0;
+
+        if (*at == '|') at++;
+        while (i < p->count && (strlen(p->spec->table[i].name) != strcspn(at, "|") ||
+                                strncmp(p->spec->table[i].name, at, strcspn(at, "|")) != 0))
+            i++;
+        if (i == p->count) return false;
+    }
+    return true;
 }
 
 static bool is_table_valid(const parse *p)
@@ -448,10 +475,11 @@ static bool is_table_valid(const parse *p)
     for (uint32_t i = 0; i < p->count; i++) {
         const rt_opt *option = &p->spec->table[i];
 
-        if (strlen(option->name) >= NAME_MAX_BYTES || option->doc == NULL) return false;
+        if (strlen(option->name) >= RT_OPT_NAME_BYTES || option->doc == NULL) return false;
         if (option->kind == RT_OPT_CHOICE && option->choices == NULL) return false;
         if (option->kind != RT_OPT_FLAG && option->arg == NULL && option->choices == NULL)
             return false;
+        if (!are_names(p, option->excludes)) return false;
     }
     return p->count <= TABLE_MAX && p->spec->positional_min <= p->spec->positional_max;
 }
@@ -460,8 +488,8 @@ static bool build_argp(parse *p)
 {
     p->argp = calloc(p->count + 2, sizeof(*p->argp));
     p->docs = calloc(p->count + 1, sizeof(*p->docs));
-    p->given = calloc(p->count + 1, sizeof(*p->given));
-    if (p->argp == NULL || p->docs == NULL || p->given == NULL) return false;
+    p->origins = calloc(p->count + 1, sizeof(*p->origins));
+    if (p->argp == NULL || p->docs == NULL || p->origins == NULL) return false;
     for (uint32_t i = 0; i < p->count; i++) {
         const rt_opt *option = &p->spec->table[i];
 
@@ -486,22 +514,23 @@ static void free_parse(parse *p)
         free(p->docs[i]);
     free(p->docs);
     free(p->argp);
-    free(p->given);
+    free(p->origins);
 }
 
-/* Twins of options that the command line left alone; an empty twin counts as unset. */
+/* Twins of options that the command line left alone; an empty twin counts as unset, and so does one
+ * that an option of the command line excludes. */
 static bool take_environment(parse *p)
 {
-    for (uint32_t i = 0; i < p->count && !p->spec->is_program; i++) {
-        char twin[NAME_MAX_BYTES + 16];
-        const char *text;
+    for (uint32_t i = 0; i < p->count; i++) {
+        char twin[RT_OPT_TWIN_BYTES];
+        const char *text = rt_env_get(rt_opt_twin_name(p->spec->table[i].name, twin));
 
-        if (p->given[i]) continue;
-        twin_name(&p->spec->table[i], twin, sizeof(twin));
-        text = rt_env_get(twin);
-        if (text != NULL && text[0] != '\0' && !set_value(p, i, text, twin)) return false;
+        if (text == NULL || text[0] == '\0' || p->origins[i] == FROM_LINE ||
+            rival_of(p, i, FROM_LINE) < p->count)
+            continue;
+        if (!set_value(p, i, text, FROM_ENVIRONMENT, twin)) return false;
     }
-    return true;
+    return check_rivals(p, FROM_ENVIRONMENT);
 }
 
 rt_parse_result rt_options_parse(const rt_opt_spec *spec, int argc, char **argv, void *values,
@@ -517,7 +546,7 @@ rt_parse_result rt_options_parse(const rt_opt_spec *spec, int argc, char **argv,
     snprintf(p.program, sizeof(p.program), "%s%s", spec->is_program ? "" : "moesaic ", spec->verb);
     RT_ASSERT(is_table_valid(&p));
     if (!build_argp(&p)) {
-        complain(&p, "out of memory");
+        fprintf(stderr, "%s: out of memory\n", p.program);
         goto done;
     }
     argp.options = p.argp;
@@ -527,7 +556,7 @@ rt_parse_result rt_options_parse(const rt_opt_spec *spec, int argc, char **argv,
         result = RT_PARSE_HELP;
     } else if (error != 0) {
         complain(&p, "%s", strerror(error));
-    } else if (take_environment(&p)) {
+    } else if (check_rivals(&p, FROM_LINE) && (spec->is_program || take_environment(&p))) {
         if (positional_count != NULL) *positional_count = p.positional_count;
         result = RT_PARSE_OK;
     }

@@ -30,8 +30,9 @@ typedef struct {
     const char *arg; /* shown in --help: "N"; NULL for flags */
     const char *doc;
     const char *choices;
-    double min, max;     /* both 0: unbounded */
-    size_t given_offset; /* of a bool set when the user gave it; 0: none (never the first field) */
+    double min, max;      /* both 0: unbounded */
+    size_t given_offset;  /* of a bool set when the user gave it; 0: none (never the first field) */
+    const char *excludes; /* "raw|ids": options that cannot be given with this one; NULL: none */
 } rt_opt;
 
 typedef struct {
@@ -45,11 +46,16 @@ typedef struct {
 
 typedef enum { RT_PARSE_OK, RT_PARSE_HELP, RT_PARSE_USAGE } rt_parse_result;
 
-/* Fills `values` (holding the defaults) and positional[0..*positional_count).
+/* Fills `values` (holding the defaults) and positional[0..*positional_count). Of options that exclude
+ * each other the command line's wins over a twin; two from one place are a mistake.
  * HELP: the text went to stdout, exit 0. USAGE: one line naming the option, the expected and the
  * found (an unknown option with the nearest name) went to stderr, exit 2. argv[0] is the verb. */
 rt_parse_result rt_options_parse(const rt_opt_spec *spec, int argc, char **argv, void *values,
                                  const char **positional, uint32_t *positional_count);
+
+/* One line on stderr for each variable MOESAIC_... that is no option's twin, with the nearest twin: a
+ * mistyped one would otherwise do nothing, silently. Variables of the project's tests are let be. */
+void rt_env_warn_unknown(const rt_opt_spec *const *specs, uint32_t count);
 
 /* The environment for what is not a verb's option (launcher variables). NULL when unset. */
 const char *rt_env_get(const char *name);

@@ -18,7 +18,8 @@
 
 typedef struct {
     bool json, given_temp;
-    const char *prompt, *kv;
+    const char *prompt, *kv, *ids, *grid;
+    bool raw;
     uint64_t chunk, ram_bytes, tokens;
     double temp;
 } values;
@@ -37,6 +38,12 @@ static const rt_opt table[] = {
      .offset = offsetof(values, tokens),
      .arg = "N",
      .doc = "Experts of this rank"},
+    {.name = "ids",
+     .kind = RT_OPT_TEXT,
+     .offset = offsetof(values, ids),
+     .arg = "LIST",
+     .doc = "Token ids",
+     .excludes = "prompt"},
     {.name = "json",
      .key = 'j',
      .kind = RT_OPT_FLAG,
@@ -56,6 +63,26 @@ static const rt_opt table[] = {
      .kind = RT_OPT_FLAG,
      .offset = offsetof(values, json),
      .doc = "Print ids"},
+    {.name = "raw",
+     .kind = RT_OPT_FLAG,
+     .offset = offsetof(values, raw),
+     .doc = "No template",
+     .excludes = "system|no-think"},
+    {.name = "system",
+     .kind = RT_OPT_TEXT,
+     .offset = offsetof(values, ids),
+     .arg = "TEXT",
+     .doc = "The system's text"},
+    {.name = "no-think",
+     .kind = RT_OPT_FLAG,
+     .offset = offsetof(values, json),
+     .doc = "No thinking"},
+    {.name = "grid",
+     .kind = RT_OPT_CHOICE,
+     .offset = offsetof(values, grid),
+     .arg = "G",
+     .doc = "Precision",
+     .choices = "std|fine"},
     {.name = "ram",
      .kind = RT_OPT_BYTES,
      .offset = offsetof(values, ram_bytes),
@@ -135,13 +162,16 @@ static void drop(outcome *o)
     if (o->positional_count > 0) free((void *)(uintptr_t)o->positional[0]);
 }
 
-/* The line must end in a usage error that says `expected`, in one line. */
+/* The line must end in a usage error that says `expected` and where to read on, in one line. */
 static void expect_usage(const char *line, const char *expected)
 {
+    char whole[512];
     outcome o;
 
     assert_int_equal(parse_with(&spec, line, &o), RT_PARSE_USAGE);
-    assert_string_equal(o.err, expected);
+    snprintf(whole, sizeof(whole), "%.*s (see moesaic run --help)\n", (int)strcspn(expected, "\n"),
+             expected);
+    assert_string_equal(o.err, whole);
     assert_string_equal(o.out, "");
     drop(&o);
 }
@@ -154,6 +184,11 @@ static int clean_environment(void **state)
     unsetenv("MOESAIC_JSON");
     unsetenv("MOESAIC_KV");
     unsetenv("MOESAIC_TEMP");
+    unsetenv("MOESAIC_PROMPT");
+    unsetenv("MOESAIC_IDS");
+    unsetenv("MOESAIC_RAW");
+    unsetenv("MOESAIC_TMEP");
+    unsetenv("MOESAIC_WAVELENGTH");
     return 0;
 }
 
@@ -254,6 +289,68 @@ static void a_wrong_twin_is_named_unless_the_command_line_overrides_it(void **st
     expect_usage("dir", "moesaic run: MOESAIC_KV: expected one of f32|bf16, found \"f16\"\n");
 }
 
+static void options_that_exclude_each_other_are_refused_from_one_place(void **state)
+{
+    (void)state;
+    expect_usage("dir --ids 1 --prompt x", "moesaic run: give --ids or --prompt, not both\n");
+    expect_usage("dir --prompt x --ids 1", "moesaic run: give --ids or --prompt, not both\n");
+    expect_usage("dir --no-think --raw", "moesaic run: give --raw or --no-think, not both\n");
+    setenv("MOESAIC_PROMPT", "x", 1);
+    setenv("MOESAIC_IDS", "1", 1);
+    expect_usage("dir", "moesaic run: MOESAIC_IDS and MOESAIC_PROMPT exclude each other\n");
+}
+
+static void the_command_line_wins_over_a_twin_that_it_excludes(void **state)
+{
+    outcome o;
+
+    (void)state;
+    setenv("MOESAIC_PROMPT", "x", 1);
+    assert_int_equal(parse_with(&spec, "dir --ids 1,2", &o), RT_PARSE_OK);
+    assert_null(o.v.prompt);
+    assert_non_null(o.v.ids);
+    drop(&o);
+    setenv("MOESAIC_RAW", "1", 1);
+    assert_int_equal(parse_with(&spec, "dir --system x", &o), RT_PARSE_OK);
+    assert_false(o.v.raw);
+    drop(&o);
+    setenv("MOESAIC_RAW", "0", 1); /* off: nothing to exclude */
+    assert_int_equal(parse_with(&spec, "dir --system x", &o), RT_PARSE_OK);
+    drop(&o);
+}
+
+static void an_unknown_variable_is_named_with_the_nearest_twin(void **state)
+{
+    static const rt_opt_spec *const specs[] = {&spec};
+    capture c;
+    char *text;
+
+    (void)state;
+    setenv("MOESAIC_TEMP", "1", 1);
+    setenv("MOESAIC_GLM5_TOKENIZER_JSON", "x", 1);
+    c = capture_begin(STDERR_FILENO);
+    rt_env_warn_unknown(specs, 1);
+    text = capture_end(&c);
+    assert_string_equal(text, "");
+    free(text);
+    setenv("MOESAIC_TMEP", "1", 1);
+    c = capture_begin(STDERR_FILENO);
+    rt_env_warn_unknown(specs, 1);
+    text = capture_end(&c);
+    assert_string_equal(text, "moesaic: the environment variable MOESAIC_TMEP is no option's twin: "
+                              "did you mean MOESAIC_TEMP?\n");
+    free(text);
+    unsetenv("MOESAIC_TMEP");
+    setenv("MOESAIC_WAVELENGTH", "1", 1);
+    c = capture_begin(STDERR_FILENO);
+    rt_env_warn_unknown(specs, 1);
+    text = capture_end(&c);
+    assert_string_equal(
+        text, "moesaic: the environment variable MOESAIC_WAVELENGTH is no option's twin\n");
+    free(text);
+    unsetenv("MOESAIC_GLM5_TOKENIZER_JSON");
+}
+
 static void help_goes_to_stdout_with_docs_defaults_and_twins(void **state)
 {
     outcome o;
@@ -267,6 +364,7 @@ static void help_goes_to_stdout_with_docs_defaults_and_twins(void **state)
         "MOESAIC_EXPERTS_HERE)",
         "--kv=f32|bf16",
         "(default bf16,",
+        "Precision: std|fine (",
         "--help",
         "Standard output carries text alone.",
     };
@@ -290,11 +388,11 @@ static void an_unknown_option_gets_the_nearest_name(void **state)
     expect_usage("dir --promt=x", "moesaic run: unknown option --promt: did you mean --prompt?\n");
     expect_usage("dir --expert-here 1",
                  "moesaic run: unknown option --expert-here: did you mean --experts-here?\n");
-    expect_usage("dir --wavelength 1", "moesaic run: unknown option --wavelength: see --help\n");
-    expect_usage("dir -x", "moesaic run: unknown option -x: see --help\n");
-    expect_usage("dir -jx", "moesaic run: unknown option -x: see --help\n");
-    expect_usage("-xj dir", "moesaic run: unknown option -x: see --help\n");
-    expect_usage("-n 5 -xj dir", "moesaic run: unknown option -x: see --help\n");
+    expect_usage("dir --wavelength 1", "moesaic run: unknown option --wavelength\n");
+    expect_usage("dir -x", "moesaic run: unknown option -x\n");
+    expect_usage("dir -jx", "moesaic run: unknown option -x\n");
+    expect_usage("-xj dir", "moesaic run: unknown option -x\n");
+    expect_usage("-n 5 -xj dir", "moesaic run: unknown option -x\n");
 }
 
 static void a_hostile_name_is_cut_and_not_overrun(void **state)
@@ -321,7 +419,7 @@ static void values_too_few_and_too_many_are_named(void **state)
     expect_usage("dir --kv", "moesaic run: option --kv: expected one of f32|bf16, found nothing\n");
     expect_usage("dir -n", "moesaic run: option -n: expected N, found nothing\n");
     expect_usage("dir --json=1", "moesaic run: option --json: expected no value, found \"1\"\n");
-    expect_usage("dir --pr x", "moesaic run: option --pr is ambiguous: see --help\n");
+    expect_usage("dir --pr x", "moesaic run: option --pr is ambiguous\n");
 }
 
 static void wrong_values_are_refused_with_what_was_expected(void **state)
@@ -366,11 +464,12 @@ static void the_number_of_arguments_is_checked(void **state)
     outcome o;
 
     (void)state;
-    expect_usage("", "moesaic run: expected MODEL, found 0 arguments: see --help\n");
+    expect_usage("", "moesaic run: expected MODEL, found 0 arguments\n");
     expect_usage("a b", "moesaic run: expected at most 1 argument (MODEL), found \"b\" as well\n");
     none.positional_min = none.positional_max = 0;
     assert_int_equal(parse_with(&none, "a", &o), RT_PARSE_USAGE);
-    assert_string_equal(o.err, "moesaic run: expected no arguments, found \"a\"\n");
+    assert_string_equal(
+        o.err, "moesaic run: expected no arguments, found \"a\" (see moesaic run --help)\n");
     drop(&o);
 }
 
@@ -382,7 +481,7 @@ static void a_program_of_its_own_has_its_name_and_no_twins(void **state)
     (void)state;
     program.is_program = true;
     assert_int_equal(parse_with(&program, "", &o), RT_PARSE_USAGE);
-    assert_string_equal(o.err, "run: expected MODEL, found 0 arguments: see --help\n");
+    assert_string_equal(o.err, "run: expected MODEL, found 0 arguments (see run --help)\n");
     drop(&o);
     setenv("MOESAIC_CHUNK", "7", 1);
     assert_int_equal(parse_with(&program, "a", &o), RT_PARSE_OK);
@@ -434,6 +533,9 @@ int main(void)
         OPTIONS_TEST(two_dashes_end_the_options),
         OPTIONS_TEST(a_twin_stands_between_default_and_command_line),
         OPTIONS_TEST(a_wrong_twin_is_named_unless_the_command_line_overrides_it),
+        OPTIONS_TEST(options_that_exclude_each_other_are_refused_from_one_place),
+        OPTIONS_TEST(the_command_line_wins_over_a_twin_that_it_excludes),
+        OPTIONS_TEST(an_unknown_variable_is_named_with_the_nearest_twin),
         OPTIONS_TEST(help_goes_to_stdout_with_docs_defaults_and_twins),
         OPTIONS_TEST(an_unknown_option_gets_the_nearest_name),
         OPTIONS_TEST(a_hostile_name_is_cut_and_not_overrun),

@@ -39,6 +39,7 @@ void an_dense_run(const an_pass *pass, uint32_t layer, const kn_rows *x, float *
     float *gate = rt_arena_take(pass->arena, bytes), *up = rt_arena_take(pass->arena, bytes);
     an_linear maps[2] = {{gate, inter, x, &weights->gate}, {up, inter, x, &weights->up}};
     silu_job job = {gate, up, inter};
+    rt_phase before = an_pass_enter(pass, RT_PHASE_DENSE_MLP);
     kn_rows h;
 
     an_linear_run(pass, maps, 2);
@@ -46,5 +47,6 @@ void an_dense_run(const an_pass *pass, uint32_t layer, const kn_rows *x, float *
     h = an_rows_view(pass, gate, inter, x->rows, inter, weights->down.group,
                      an_wants_int8(pass, weights->down.format));
     an_linear_run(pass, &(an_linear){out, weights->down.rows, &h, &weights->down}, 1);
+    an_pass_enter(pass, before);
     rt_arena_return(pass->arena, mark);
 }

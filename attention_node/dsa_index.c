@@ -137,6 +137,13 @@ size_t an_index_choose_cost(uint32_t context, uint32_t members)
            rt_arena_cost((size_t)context * members * sizeof(uint32_t));
 }
 
+/* Of the index keys that a row scores. */
+static uint64_t key_bytes(const an_pass *pass, uint32_t layer, uint32_t row)
+{
+    return (pass->position[row] + UINT64_C(1)) *
+           an_kv_index(pass->kv, pass->slot[row], layer).row_bytes;
+}
+
 static void probe_lists(const an_pass *pass, uint32_t layer, const an_index_lists *lists,
                         uint32_t choosing)
 {
@@ -186,6 +193,9 @@ rt_status an_index_choose(const an_pass *pass, uint32_t layer, const an_index_wo
         for (uint32_t i = 0; i < count; i++)
             if (pass->position[job.row[i]] > longest) longest = pass->position[job.row[i]];
         job.blocks = longest / POSITION_BLOCK + 1;
+        if (pass->profile != NULL)
+            for (uint32_t i = 0; i < count; i++)
+                rt_profile_bytes(pass->profile, key_bytes(pass, layer, job.row[i]));
         rt_team_run(pass->team, score_chunk, &job, (size_t)count * job.blocks);
         rt_team_run(pass->team, select_chunk, &job, count);
     }

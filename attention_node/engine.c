@@ -157,6 +157,7 @@ rt_status an_engine_create(const an_engine_spec *spec, rt_budget *budget, an_eng
         .arena = engine->arena,
         .float_activations = spec->float_activations,
         .clock = spec->clock,
+        .profile = spec->profile,
         .route_counts = engine->route_counts,
     };
     init_arena(engine);
@@ -306,6 +307,7 @@ rt_status an_engine_step(an_engine *engine, an_step_item *items, uint32_t count,
     an_engine_stats *stats = &engine->stats;
     const rt_clock *clock = &engine->spec.clock;
     uint64_t start = rt_clock_now(clock), head_start;
+    rt_phase before;
     rt_status status;
 
     RT_TRY(check_items(engine, items, count, err));
@@ -315,7 +317,10 @@ rt_status an_engine_step(an_engine *engine, an_step_item *items, uint32_t count,
                             engine->moe, stats, err);
     if (status != RT_OK) return status;
     head_start = rt_clock_now(clock);
-    RT_TRY(finish_items(engine, items, count, err));
+    before = an_pass_enter(&engine->pass, RT_PHASE_HEAD);
+    status = finish_items(engine, items, count, err);
+    an_pass_enter(&engine->pass, before);
+    if (status != RT_OK) return status;
     for (uint32_t i = 0; i < count; i++)
         items[i].seq->length += items[i].count;
     stats->head_ns += rt_clock_now(clock) - head_start;

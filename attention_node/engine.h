@@ -10,6 +10,7 @@
 
 #include "base/budget.h"
 #include "base/clock.h"
+#include "base/profile.h"
 #include "base/team.h"
 #include "model/weights.h"
 #include "placement/map.h"
@@ -52,6 +53,7 @@ typedef struct {
     const pl_map *map;             /* borrowed, for the life of the engine */
     rt_team *team;                 /* borrowed */
     rt_clock clock;
+    rt_profile *profile;  /* borrowed; NULL: none */
     uint32_t rows_max;    /* rows of one step (chunk + decode rows) */
     uint32_t context_max; /* positions of one sequence */
     uint32_t sequences_max;

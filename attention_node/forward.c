@@ -64,8 +64,13 @@ static void embed_chunk(void *context, size_t row, uint32_t member)
 static void embed(const an_pass *pass, const uint32_t *tokens, float *x)
 {
     embed_job job = {pass, tokens, x};
+    rt_phase before = an_pass_enter(pass, RT_PHASE_ROWS);
 
     rt_team_run(pass->team, embed_chunk, &job, pass->rows);
+    rt_profile_bytes(pass->profile,
+                     (uint64_t)pass->rows * pass->config->hidden *
+                         (pass->weights->embed_format == KN_F32 ? sizeof(float) : 2));
+    an_pass_enter(pass, before);
     an_pass_probe(pass, AN_PROBE_EMBED, MD_NO_LAYER, x, pass->config->hidden * sizeof(float),
                   pass->config->hidden);
 }

@@ -59,6 +59,7 @@ rt_status an_head_run(const an_pass *pass, const float *x, uint32_t rows, float 
     view = an_rows_view(pass, x, pass->config->hidden, rows, pass->config->hidden, head->group,
                         an_wants_int8(pass, head->format));
     atomic_init(&job.bad, rows);
+    rt_profile_bytes(pass->profile, an_qmat_bytes(head));
     rt_team_run(pass->team, head_chunk, &job, (head->rows + PIECE - 1) / PIECE);
     rt_arena_return(pass->arena, mark);
     *bad_row = atomic_load(&job.bad);

@@ -87,6 +87,22 @@ size_t an_mla_member_bytes(const md_config *config, uint32_t context)
     return chunk_layout(config, longest, NULL, NULL) + an_rows_member_bytes(widest);
 }
 
+/* Maps of one job, of which those from `index_from` on are the indexer's: it gets their share of the
+ * time. */
+static void run_maps(const an_pass *pass, const an_linear *maps, uint32_t count,
+                     uint32_t index_from)
+{
+    uint64_t mark = rt_profile_mark(pass->profile), index = 0, whole = 0;
+
+    an_linear_run(pass, maps, count);
+    if (pass->profile == NULL) return;
+    for (uint32_t i = 0; i < count; i++) {
+        whole += an_qmat_bytes(maps[i].w);
+        if (i >= index_from) index += an_qmat_bytes(maps[i].w);
+    }
+    rt_profile_split(pass->profile, mark, RT_PHASE_INDEX, index, whole);
+}
+
 /* q_a, kv_a and the indexer's two read the same rows: one job of the team. Then the low-rank query is
  * normed and feeds q_b and the indexer's query. */
 static void project(const an_pass *pass, uint32_t layer, const kn_rows *x, buffers *b)
@@ -101,7 +117,7 @@ static void project(const an_pass *pass, uint32_t layer, const kn_rows *x, buffe
     };
     kn_rows q_latent;
 
-    an_linear_run(pass, maps, !b->full ? 2 : b->selects ? 4 : 3);
+    run_maps(pass, maps, !b->full ? 2 : b->selects ? 4 : 3, 2);
     an_rows_norm(pass, b->q_latent, config->q_rank, b->q_latent, config->q_rank, weights->q_a_norm,
                  pass->rows, config->q_rank, pass->weights->latent_eps);
     an_pass_probe(pass, AN_PROBE_Q_RESID, layer, b->q_latent, config->q_rank * sizeof(float),
@@ -112,7 +128,7 @@ static void project(const an_pass *pass, uint32_t layer, const kn_rows *x, buffe
         (an_linear){b->query, (size_t)config->heads * query_dim(config), &q_latent, &weights->q_b};
     maps[1] = (an_linear){b->index.query, (size_t)config->index_heads * config->index_dim,
                           &q_latent, &weights->index_q};
-    an_linear_run(pass, maps, b->selects ? 2 : 1);
+    run_maps(pass, maps, b->selects ? 2 : 1, 1);
 }
 
 typedef struct {
@@ -225,6 +241,22 @@ static void attend_chunk(void *context, size_t chunk, uint32_t member)
                     (size_t)heads * config->kv_rank, rows, &weights->uv[head + h], memory.quant);
 }
 
+/* Of the weights of all heads once, and of each row's list of cached positions once. */
+static void count_attention_bytes(const an_pass *pass, uint32_t layer, const an_index_lists *lists)
+{
+    const md_layer_weights *weights = &pass->weights->layers[layer];
+    kn_cache_view cache;
+    uint64_t bytes = 0;
+
+    if (pass->profile == NULL) return;
+    for (uint32_t h = 0; h < pass->config->heads; h++)
+        bytes += an_qmat_bytes(&weights->uk_t[h]) + an_qmat_bytes(&weights->uv[h]);
+    cache = an_kv_latent(pass->kv, pass->slot[0], layer);
+    for (uint32_t row = 0; row < pass->rows; row++)
+        bytes += (uint64_t)lists->count[row] * cache.row_bytes;
+    rt_profile_bytes(pass->profile, bytes);
+}
+
 /* Blocks of heads small enough that every member has work also with one row. */
 static uint32_t head_block(const an_pass *pass, uint32_t row_blocks)
 {
@@ -260,27 +292,37 @@ rt_status an_mla_run(const an_pass *pass, uint32_t layer, const kn_rows *x, an_i
     size_t mark = rt_arena_mark(pass->arena), value_width = (size_t)config->heads * config->v_dim;
     buffers b = {0};
     mla_job job = {.pass = pass, .layer = layer, .b = &b, .lists = lists};
+    rt_phase before = an_pass_enter(pass, RT_PHASE_PROJECTIONS);
+    rt_status status;
     kn_rows value;
 
     take_buffers(pass, layer, &b);
     project(pass, layer, x, &b);
+    an_pass_enter(pass, RT_PHASE_ROWS);
     rt_team_run(pass->team, cache_chunk, &job, pass->rows);
     an_pass_probe(pass, AN_PROBE_KV_LATENT, layer, b.latent, cache_width(config) * sizeof(float),
                   config->kv_rank);
-    if (an_index_choose(pass, layer, &b.index, lists, bad_row) != RT_OK) {
+    an_pass_enter(pass, RT_PHASE_INDEX);
+    status = an_index_choose(pass, layer, &b.index, lists, bad_row);
+    an_pass_enter(pass, RT_PHASE_ATTENTION);
+    if (status != RT_OK) {
+        an_pass_enter(pass, before);
         rt_arena_return(pass->arena, mark);
-        return RT_ENUMERIC;
+        return status;
     }
 
     b.value = rt_arena_take(pass->arena, pass->rows * value_width * sizeof(float));
     job.scale = 1.0F / sqrtf((float)query_dim(config));
     job.head_block = head_block(pass, row_blocks);
     job.head_blocks = (config->heads + job.head_block - 1) / job.head_block;
+    count_attention_bytes(pass, layer, lists);
     rt_team_run(pass->team, attend_chunk, &job, (size_t)row_blocks * job.head_blocks);
+    an_pass_enter(pass, RT_PHASE_PROJECTIONS);
 
     value = an_rows_view(pass, b.value, value_width, pass->rows, (uint32_t)value_width,
                          weights->o.group, an_wants_int8(pass, weights->o.format));
     an_linear_run(pass, &(an_linear){out, config->hidden, &value, &weights->o}, 1);
+    an_pass_enter(pass, before);
     rt_arena_return(pass->arena, mark);
     return RT_OK;
 }

@@ -15,6 +15,7 @@ struct an_moe {
     tr_link *link;     /* borrowed */
     const pl_map *map; /* borrowed */
     rt_clock clock;
+    rt_profile *profile; /* borrowed; NULL: none */
     uint64_t reply_timeout_ns;
     kn_format expert_format;
     an_dispatch *dispatch;  /* owned */
@@ -54,6 +55,7 @@ rt_status an_moe_create(const an_engine_spec *spec, an_engine_stats *stats, an_m
     moe->link = spec->link;
     moe->map = spec->map;
     moe->clock = spec->clock;
+    moe->profile = spec->profile;
     moe->reply_timeout_ns = spec->reply_timeout_ns;
     moe->expert_format = md_container_get_info(spec->container)->expert_format;
     moe->stats = stats;
@@ -119,10 +121,26 @@ static rt_status lost(const an_moe *moe, uint32_t peer, const char *how)
                    tr_link_peer_name(moe->link, peer), how);
 }
 
+/* tr_link_poll in the phase it belongs to. A link of this thread alone never waits: what its poll
+ * takes beyond what the experts count for themselves is frames. */
+static rt_status poll_link(an_moe *moe, uint32_t awaited, uint64_t timeout_ns, tr_event *event)
+{
+    rt_phase before = rt_profile_enter(moe->profile, moe->link->ops->same_thread ? RT_PHASE_DISPATCH
+                                                                                 : RT_PHASE_REMOTE);
+    rt_status status;
+
+    rt_stop_waiting_for(tr_link_peer_name(moe->link, awaited));
+    status = tr_link_poll(moe->link, timeout_ns, event);
+    rt_stop_waiting_for(NULL);
+    rt_profile_enter(moe->profile, before);
+    return status;
+}
+
 /* Takes what the link gave: a frame, or that a peer is down. */
 static rt_status take_event(an_moe *moe, const tr_event *event)
 {
     an_reply reply = AN_REPLY_DROPPED;
+    rt_phase before;
     rt_status status;
     uint64_t now;
 
@@ -132,8 +150,10 @@ static rt_status take_event(an_moe *moe, const tr_event *event)
         return an_combine_owes(moe->combine, event->peer) ? lost(moe, event->peer, "went down")
                                                           : RT_OK;
     }
+    before = rt_profile_enter(moe->profile, RT_PHASE_COMBINE);
     status = an_combine_frame(moe->combine, event->peer, event->buf->data, event->buf->length,
                               &reply, moe->err);
+    rt_profile_enter(moe->profile, before);
     if (status != RT_OK)
         rt_err_prefix(moe->err, "layer %u: %s: ", moe->layer,
                       tr_link_peer_name(moe->link, event->peer));
@@ -171,9 +191,7 @@ static rt_status wait_event(an_moe *moe, uint32_t awaited, uint64_t longest_ns)
     tr_event event;
     rt_status status;
 
-    rt_stop_waiting_for(tr_link_peer_name(moe->link, awaited));
-    status = tr_link_poll(moe->link, left_ns < longest_ns ? left_ns : longest_ns, &event);
-    rt_stop_waiting_for(NULL);
+    status = poll_link(moe, awaited, left_ns < longest_ns ? left_ns : longest_ns, &event);
     if (status == RT_OK) return take_event(moe, &event);
     if (status == RT_ETIMEOUT) {
         if (!late) return RT_OK;
@@ -202,9 +220,7 @@ static rt_status take_all(an_moe *moe)
         tr_event event;
         rt_status status;
 
-        rt_stop_waiting_for(tr_link_peer_name(moe->link, awaited));
-        status = tr_link_poll(moe->link, 0, &event);
-        rt_stop_waiting_for(NULL);
+        status = poll_link(moe, awaited, 0, &event);
         if (status == RT_ETIMEOUT) return RT_OK;
         if (status != RT_OK) return broken(moe, status, awaited);
         RT_TRY(take_event(moe, &event));
@@ -313,12 +329,16 @@ static rt_status exchange(an_moe *moe, const an_pass *pass, uint32_t layer, cons
     uint64_t start, waited;
 
     moe->silent_since = rt_clock_now(&moe->clock);
+    rt_profile_enter(moe->profile, RT_PHASE_COMBINE);
     an_combine_begin(moe->combine, moe->dispatch);
+    rt_profile_enter(moe->profile, RT_PHASE_DISPATCH);
     moe->stats->layers++;
     RT_TRY(send_all(moe));
     start = rt_clock_now(&moe->clock);
     waited = moe->stats->wait_ns;
+    rt_profile_enter(moe->profile, RT_PHASE_SHARED);
     RT_TRY(an_shared_run(pass, layer, x, moe->combine, pump, moe));
+    rt_profile_enter(moe->profile, RT_PHASE_DISPATCH);
     moe->stats->shared_ns += rt_clock_now(&moe->clock) - start - (moe->stats->wait_ns - waited);
     return await_replies(moe);
 }
@@ -359,6 +379,7 @@ rt_status an_moe_run(an_moe *moe, const an_pass *pass, uint32_t layer, const kn_
         .weight = weight,
         .map = moe->map,
     };
+    rt_phase before = rt_profile_enter(moe->profile, RT_PHASE_ROUTER);
     rt_status status;
 
     *bad_row = pass->rows;
@@ -367,10 +388,13 @@ rt_status an_moe_run(an_moe *moe, const an_pass *pass, uint32_t layer, const kn_
     status = an_router_run(pass, layer, x, id, weight, bad_row);
     if (status == RT_OK) {
         count_routes(pass, layer, id);
+        rt_profile_enter(moe->profile, RT_PHASE_DISPATCH);
         an_dispatch_plan(moe->dispatch, &plan);
         status = exchange(moe, pass, layer, x);
+        rt_profile_enter(moe->profile, RT_PHASE_COMBINE);
         if (status == RT_OK) status = finish(moe, pass, out, bad_row);
     }
+    rt_profile_enter(moe->profile, before);
     an_combine_abandon(moe->combine);
     moe->err = NULL;
     rt_arena_return(pass->arena, mark);

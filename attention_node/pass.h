@@ -28,6 +28,7 @@ typedef struct {
     size_t member_bytes;    /* a multiple of 64 */
     bool float_activations;
     rt_clock clock;
+    rt_profile *profile;    /* NULL: none */
     uint64_t *route_counts; /* [layers with MTP][experts]: selections so far, the engine's */
     an_probe probe;         /* NULL: none */
     void *probe_context;
@@ -39,6 +40,12 @@ typedef struct {
     uint32_t *position;
     float *cos, *sin; /* [rows][rope_dim / 2] */
 } an_pass;
+
+/* Begins a phase of the profile; returns the one before, which its end enters again. */
+static inline rt_phase an_pass_enter(const an_pass *pass, rt_phase phase)
+{
+    return pass->profile == NULL ? RT_PHASE_OTHER : rt_profile_enter(pass->profile, phase);
+}
 
 static inline void *an_pass_member(const an_pass *pass, uint32_t member)
 {

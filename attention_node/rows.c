@@ -45,8 +45,10 @@ void an_rows_norm(const an_pass *pass, float *out, size_t out_stride, const floa
                   size_t x_stride, const float *weight, uint32_t rows, uint32_t dim, float eps)
 {
     norm_job job = {out, x, weight, out_stride, x_stride, rows, dim, eps};
+    rt_phase before = an_pass_enter(pass, RT_PHASE_ROWS);
 
     rt_team_run(pass->team, norm_chunk, &job, block_count(rows));
+    an_pass_enter(pass, before);
 }
 
 size_t an_rows_member_bytes(uint32_t cols)
@@ -95,6 +97,7 @@ kn_rows an_rows_view(const an_pass *pass, const float *x, size_t stride, uint32_
     kn_rows view = kn_rows_float(x, stride, rows, cols);
     size_t groups = (size_t)rows * kn_groups(cols, group);
     quant_job job = {.pass = pass, .x = x, .stride = stride, .rows = rows, .cols = cols};
+    rt_phase before;
 
     if (!quantise) return view;
     RT_ASSERT(an_rows_member_bytes(cols) <= pass->member_bytes);
@@ -102,7 +105,9 @@ kn_rows an_rows_view(const an_pass *pass, const float *x, size_t stride, uint32_
     job.q = rt_arena_take(pass->arena, (size_t)rows * kn_round_up(cols, group));
     job.scale = rt_arena_take(pass->arena, groups * sizeof(float));
     job.sum = rt_arena_take(pass->arena, groups * sizeof(int32_t));
+    before = an_pass_enter(pass, RT_PHASE_ROWS);
     rt_team_run(pass->team, quant_chunk, &job, block_count(rows));
+    an_pass_enter(pass, before);
     view.group = group;
     view.q = job.q;
     view.scale = job.scale;
@@ -174,9 +179,11 @@ static void add_chunk(void *context, size_t chunk, uint32_t member)
 uint32_t an_rows_add(const an_pass *pass, float *x, const float *y, uint32_t rows, uint32_t cols)
 {
     add_job job = {.x = x, .y = y, .rows = rows, .cols = cols};
+    rt_phase before = an_pass_enter(pass, RT_PHASE_ROWS);
 
     atomic_init(&job.bad, rows);
     rt_team_run(pass->team, add_chunk, &job, block_count(rows));
+    an_pass_enter(pass, before);
     return atomic_load(&job.bad);
 }
 
@@ -224,6 +231,7 @@ void an_linear_run(const an_pass *pass, const an_linear *maps, uint32_t count)
         job.tiles[i] = tiles < total ? (uint32_t)tiles : total;
         job.first_chunk[i] = chunks;
         chunks += (total + job.tiles[i] - 1) / job.tiles[i];
+        rt_profile_bytes(pass->profile, an_qmat_bytes(maps[i].w));
     }
     rt_team_run(pass->team, linear_chunk, &job, chunks);
 }

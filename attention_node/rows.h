@@ -48,7 +48,13 @@ typedef struct {
 
 enum { AN_LINEAR_MAX = 8 };
 
+/* Their bytes count for the current phase of the profile. */
 void an_linear_run(const an_pass *pass, const an_linear *maps, uint32_t count);
+
+static inline size_t an_qmat_bytes(const kn_qmat *w)
+{
+    return kn_qmat_bytes(w->format, w->rows, w->cols, w->group);
+}
 
 /* The activations a matrix of this format wants are int8. */
 static inline bool an_wants_int8(const an_pass *pass, kn_format format)

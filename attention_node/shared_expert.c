@@ -113,6 +113,7 @@ rt_status an_shared_run(const an_pass *pass, uint32_t layer, const kn_rows *x, a
     if (weights->shared == NULL) return RT_OK;
     RT_ASSERT(layout->hidden == x->cols);
     round = blocks_at_once(layout, pass->members) * ROW_BLOCK;
+    rt_profile_bytes(pass->profile, layout->record_bytes);
     job.y = rt_arena_take(pass->arena, an_shared_cost(layout, pass->members));
     while (job.first < x->rows && status == RT_OK) {
         job.rows = x->rows - job.first < round ? x->rows - job.first : round;

@@ -69,6 +69,7 @@ struct en_executor {
     /* Of the frame being computed: */
     const tr_dispatch_view *dispatch;
     md_expert_layout layout;
+    uint64_t batch_bytes, staged_bytes; /* that the batch touches; of those, not from RAM tier */
 };
 
 size_t en_reply_bytes_max(uint32_t rows, uint32_t cols)
@@ -319,6 +320,7 @@ static void add_tasks(en_executor *executor, uint32_t expert, uint32_t record)
     }
     for (uint32_t slice = 0; slice < executor->layout.slices; slice++) {
         if (!(mask >> slice & 1)) continue;
+        executor->batch_bytes += md_slice_size(&executor->layout, slice);
         for (uint32_t at = begin; at < end; at += step) {
             RT_ASSERT(executor->task_count < executor->dims.tasks_max);
             executor->tasks[executor->task_count++] =
@@ -335,6 +337,27 @@ static void release_batch(en_executor *executor)
     executor->record_count = 0;
 }
 
+/* One more record of the batch; what is not resident may have to be awaited from disk. */
+static rt_status acquire(en_executor *executor, uint32_t expert, bool resident, rt_err *err)
+{
+    rt_profile *profile = executor->spec.profile;
+    en_record *record = &executor->records[executor->record_count];
+    uint64_t read_bytes = 0;
+    rt_phase before;
+    rt_status status;
+
+    if (resident || profile == NULL)
+        return en_store_acquire(executor->spec.store, executor->dispatch->head.layer, expert,
+                                record, err);
+    before = rt_profile_enter(profile, RT_PHASE_DISK);
+    read_bytes = en_store_get_stats(executor->spec.store).read_bytes;
+    status =
+        en_store_acquire(executor->spec.store, executor->dispatch->head.layer, expert, record, err);
+    rt_profile_bytes(profile, en_store_get_stats(executor->spec.store).read_bytes - read_bytes);
+    rt_profile_enter(profile, before);
+    return status;
+}
+
 /* Pins the experts order[*at].. that can be held at once and lists their tasks. One staging slot
  * stays unpinned: what it caches is still there for the next frame. */
 static rt_status acquire_batch(en_executor *executor, uint32_t *at, rt_err *err)
@@ -346,19 +369,22 @@ static rt_status acquire_batch(en_executor *executor, uint32_t *at, rt_err *err)
 
     executor->record_count = 0;
     executor->task_count = 0;
+    executor->batch_bytes = 0;
+    executor->staged_bytes = 0;
     for (; *at < executor->order_count; (*at)++) {
         uint32_t expert = executor->order[*at];
+        bool resident = en_store_is_resident(executor->spec.store, layer, expert);
+        uint64_t before = executor->batch_bytes;
         rt_status status;
-        if (!en_store_is_resident(executor->spec.store, layer, expert) && staged++ == staged_max) {
-            break;
-        }
-        status = en_store_acquire(executor->spec.store, layer, expert,
-                                  &executor->records[executor->record_count], err);
+
+        if (!resident && staged++ == staged_max) break;
+        status = acquire(executor, expert, resident, err);
         if (status != RT_OK) {
             release_batch(executor);
             return status;
         }
         add_tasks(executor, expert, executor->record_count++);
+        if (!resident) executor->staged_bytes += executor->batch_bytes - before;
     }
     return RT_OK;
 }
@@ -457,15 +483,23 @@ static rt_status compute(en_executor *executor, rt_err *err)
     const tr_dispatch_view *dispatch = executor->dispatch;
     uint32_t at = 0;
 
+    rt_profile_enter(executor->spec.profile, RT_PHASE_ROWS);
     if (dispatch->head.encoding == TR_ROWS_INT8) {
         kn_rows_sums(dispatch->q, dispatch->head.rows, executor->dims.hidden, executor->dims.group,
                      executor->group_sums);
     }
     while (at < executor->order_count) {
-        uint64_t begin;
+        uint64_t begin, mark;
+
+        rt_profile_enter(executor->spec.profile, RT_PHASE_DISPATCH);
         RT_TRY(acquire_batch(executor, &at, err));
         begin = rt_clock_now(&executor->clock);
+        rt_profile_enter(executor->spec.profile, RT_PHASE_EXPERTS_RAM);
+        mark = rt_profile_mark(executor->spec.profile);
+        rt_profile_bytes(executor->spec.profile, executor->batch_bytes);
         rt_team_run(executor->spec.team, run_task, executor, executor->task_count);
+        rt_profile_split(executor->spec.profile, mark, RT_PHASE_EXPERTS_STAGED,
+                         executor->staged_bytes, executor->batch_bytes);
         executor->stats.compute_ns += rt_clock_now(&executor->clock) - begin;
         executor->stats.experts += executor->record_count;
         release_batch(executor);
@@ -487,16 +521,21 @@ static rt_status sum_up(en_executor *executor, uint8_t *payload, size_t *payload
 rt_status en_execute(en_executor *executor, const tr_dispatch_view *dispatch, uint8_t *payload,
                      size_t *payload_bytes, rt_err *err)
 {
+    rt_phase before;
     rt_status status;
 
     RT_TRY(check_head(executor, &dispatch->head, err));
     RT_TRY(check_entries(executor, dispatch, err));
     executor->dispatch = dispatch;
+    before = rt_profile_enter(executor->spec.profile, RT_PHASE_COMBINE);
     en_sums_begin(executor->sums, dispatch->head.rows);
+    rt_profile_enter(executor->spec.profile, RT_PHASE_DISPATCH);
     group_by_expert(executor);
     order_experts(executor);
     status = compute(executor, err);
+    rt_profile_enter(executor->spec.profile, RT_PHASE_COMBINE);
     if (status == RT_OK) status = sum_up(executor, payload, payload_bytes, err);
+    rt_profile_enter(executor->spec.profile, before);
     executor->dispatch = NULL;
     return status;
 }

@@ -10,6 +10,7 @@
 #ifndef EXPERT_NODE_EXECUTE_H
 #define EXPERT_NODE_EXECUTE_H
 
+#include "base/profile.h"
 #include "base/team.h"
 #include "expert_node/store.h"
 #include "transport/frame.h"
@@ -20,6 +21,7 @@ typedef struct {
     en_store *store;               /* borrowed */
     const md_container *container; /* borrowed */
     rt_team *team;                 /* borrowed */
+    rt_profile *profile;           /* borrowed; NULL: none */
     uint32_t rows_max;             /* per frame; larger frames are refused */
     bool float_activations;
 } en_executor_spec;

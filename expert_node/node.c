@@ -9,6 +9,7 @@ struct en_node {
     tr_link *link;                 /* borrowed */
     en_executor *executor;         /* borrowed */
     const md_container *container; /* borrowed */
+    rt_profile *profile;           /* borrowed */
     uint32_t experts_limit;
 };
 
@@ -20,6 +21,7 @@ rt_status en_node_create(const en_node_spec *spec, en_node **out, rt_err *err)
     node->link = spec->link;
     node->executor = spec->executor;
     node->container = spec->container;
+    node->profile = spec->profile;
     node->experts_limit = spec->experts_limit;
     *out = node;
     return RT_OK;
@@ -100,7 +102,7 @@ static void log_peer_error(const en_node *node, uint32_t peer, const tr_buf *buf
                 head->status, text);
 }
 
-rt_status en_node_frame(en_node *node, uint32_t peer, tr_buf *buf)
+static rt_status take_frame(en_node *node, uint32_t peer, tr_buf *buf)
 {
     tr_frame_header head = {0};
     tr_buf *reply = NULL;
@@ -122,6 +124,15 @@ rt_status en_node_frame(en_node *node, uint32_t peer, tr_buf *buf)
     tr_buf_release(buf); /* before sending: its memory may serve the peer's next frame */
     if (status != RT_OK) return send_error(node, peer, &head, &err);
     return tr_link_send(node->link, peer, reply) == RT_OK ? RT_OK : RT_EPEER;
+}
+
+rt_status en_node_frame(en_node *node, uint32_t peer, tr_buf *buf)
+{
+    rt_phase before = rt_profile_enter(node->profile, RT_PHASE_DISPATCH);
+    rt_status status = take_frame(node, peer, buf);
+
+    rt_profile_enter(node->profile, before);
+    return status;
 }
 
 void en_node_drive(void *context)

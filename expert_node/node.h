@@ -13,6 +13,7 @@ typedef struct {
     tr_link *link;                 /* borrowed */
     en_executor *executor;         /* borrowed */
     const md_container *container; /* borrowed */
+    rt_profile *profile;           /* borrowed; NULL: none */
     uint32_t experts_limit;        /* of entries, usually config->experts */
 } en_node_spec;
 

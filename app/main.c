@@ -1,4 +1,5 @@
 /* main.c - picks the verb. The only file besides base/check.c that may end the process. */
+#include "app/output.h"
 #include "app/verbs.h"
 #include "base/options.h"
 #include "base/stop.h"
@@ -13,23 +14,31 @@
 
 typedef struct {
     const char *name;
+    const rt_opt_spec *spec;
     int (*run)(int argc, char **argv);
     const char *doc;
 } verb;
 
 static const verb verbs[] = {
-    {"run", app_verb_run, "generate text from a prompt, in one process or under mpirun"},
-    {"verify", app_verb_verify, "compare a model's every logit and choice with a reference"},
-    {"convert", app_verb_convert, "turn a checkpoint into a container"},
-    {"inspect", app_verb_inspect, "print what a container holds; --deep checks every hash"},
-    {"heat", app_verb_heat, "show, import or forget which experts are chosen most"},
-    {"plan", app_verb_plan, "say what a model needs and how fast it would be, before a download"},
-    {"doctor", app_verb_doctor, "check this machine, and a model on it; say what to do"},
-    {"status", app_verb_status, "look at a model: what is there, what fits, what to run next"},
-    {"version", app_verb_version, "print version, numerics id and what is built in"},
+    {"run", &app_spec_run, app_verb_run,
+     "generate text from a prompt, in one process or under mpirun"},
+    {"verify", &app_spec_verify, app_verb_verify,
+     "compare a model's every logit and choice with a reference"},
+    {"convert", &app_spec_convert, app_verb_convert, "turn a checkpoint into a container"},
+    {"inspect", &app_spec_inspect, app_verb_inspect,
+     "print what a container holds; --deep checks every hash"},
+    {"heat", &app_spec_heat, app_verb_heat, "show, import or forget which experts are chosen most"},
+    {"plan", &app_spec_plan, app_verb_plan,
+     "say what a model needs and how fast it would be, before a download"},
+    {"doctor", &app_spec_doctor, app_verb_doctor,
+     "check this machine, and a model on it; say what to do"},
+    {"status", &app_spec_status, app_verb_status,
+     "look at a model: what is there, what fits, what to run next"},
+    {"version", &app_spec_version, app_verb_version,
+     "print version, numerics id and what is built in"},
 };
 
-enum { VERB_COUNT = sizeof(verbs) / sizeof(verbs[0]) };
+enum { VERB_COUNT = sizeof(verbs) / sizeof(verbs[0]), OUT_BYTES = 1 << 18 };
 
 static void print_help(FILE *out)
 {
@@ -38,7 +47,7 @@ static void print_help(FILE *out)
             "GLM-5.2 on the machines you have: the same tokens, wherever the experts are.\n\n");
     for (int i = 0; i < VERB_COUNT; i++)
         fprintf(out, "  %-10s %s\n", verbs[i].name, verbs[i].doc);
-    fprintf(out, "\n`moesaic VERB --help` lists a verb's options. "
+    fprintf(out, "\n`moesaic VERB --help` or `moesaic help VERB` lists a verb's options.\n"
                  "Under mpirun -n N, rank 0 attends and the other ranks hold the experts.\n");
 }
 
@@ -55,28 +64,74 @@ static void silence_other_ranks(void)
     close(null_fd);
 }
 
+static const verb *find_verb(const char *name)
+{
+    for (int i = 0; i < VERB_COUNT; i++)
+        if (strcmp(name, verbs[i].name) == 0) return &verbs[i];
+    return NULL;
+}
+
+static int no_such_verb(const char *name)
+{
+    fprintf(stderr, "moesaic: no verb '%s'; there are:", name);
+    for (int i = 0; i < VERB_COUNT; i++)
+        fprintf(stderr, " %s", verbs[i].name);
+    fprintf(stderr, "\n");
+    return APP_EXIT_USAGE;
+}
+
+static void warn_of_unknown_variables(void)
+{
+    tr_mpi_world world = tr_mpi_world_get();
+    const rt_opt_spec *specs[VERB_COUNT];
+
+    if (world.launched && world.rank > 0) return;
+    for (int i = 0; i < VERB_COUNT; i++)
+        specs[i] = verbs[i].spec;
+    rt_env_warn_unknown(specs, VERB_COUNT);
+}
+
+/* argv[0] is the verb's name. */
+static int run_verb(const verb *chosen, int argc, char **argv)
+{
+    warn_of_unknown_variables();
+    rt_stop_install();
+    rt_float_env_set();
+    return app_stdout_finish(chosen->name, chosen->run(argc, argv));
+}
+
+/* `moesaic help`, or `moesaic help VERB`. */
+static int help(int argc, char **argv)
+{
+    char option[] = "--help";
+    char *of_verb[] = {argc > 1 ? argv[1] : option, option, NULL};
+    const verb *chosen = argc > 1 ? find_verb(argv[1]) : NULL;
+
+    if (chosen != NULL) return run_verb(chosen, 2, of_verb);
+    if (argc > 1) return no_such_verb(argv[1]);
+    rt_stop_install(); /* a closed pipe is no signal */
+    print_help(stdout);
+    return app_stdout_finish("help", APP_EXIT_OK);
+}
+
 int main(int argc, char **argv)
 {
+    static char buffer[OUT_BYTES];
+    const verb *chosen;
+
+    app_stdio_open();
+    /* Results are written once, at the end, where the reason of a failure is known. `run` streams past
+     * this buffer. */
+    (void)setvbuf(stdout, buffer, _IOFBF, sizeof(buffer));
     silence_other_ranks();
     if (argc < 2) {
         print_help(stderr);
         return APP_EXIT_USAGE;
     }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "help") == 0 ||
-        strcmp(argv[1], "-h") == 0) {
-        print_help(stdout);
-        return fflush(stdout) == 0 ? APP_EXIT_OK : APP_EXIT_FAILED;
-    }
+        strcmp(argv[1], "-h") == 0)
+        return help(argc - 1, argv + 1);
     if (strcmp(argv[1], "--version") == 0) argv[1] = (char *)"version";
-    for (int i = 0; i < VERB_COUNT; i++) {
-        if (strcmp(argv[1], verbs[i].name) != 0) continue;
-        rt_stop_install();
-        rt_float_env_set();
-        return verbs[i].run(argc - 1, argv + 1);
-    }
-    fprintf(stderr, "moesaic: no verb '%s'; there are:", argv[1]);
-    for (int i = 0; i < VERB_COUNT; i++)
-        fprintf(stderr, " %s", verbs[i].name);
-    fprintf(stderr, "\n");
-    return APP_EXIT_USAGE;
+    chosen = find_verb(argv[1]);
+    return chosen == NULL ? no_such_verb(argv[1]) : run_verb(chosen, argc - 1, argv + 1);
 }

@@ -28,21 +28,21 @@ static const rt_opt table[] = {
      .given_offset = offsetof(convert_options, experts_given),
      .arg = "FORMAT",
      .choices = "f32|bf16|q8|q4",
-     .doc = "routed experts (default q4)"},
+     .doc = "routed experts"},
     {.name = "dense",
      .kind = RT_OPT_CHOICE,
      .offset = offsetof(convert_options, dense),
      .given_offset = offsetof(convert_options, dense_given),
      .arg = "FORMAT",
      .choices = "f32|bf16|q8|q4",
-     .doc = "attention, dense and shared MLPs, the MTP layer, the head (default q8)"},
+     .doc = "attention, dense and shared MLPs, the MTP layer, the head"},
     {.name = "grid",
      .kind = RT_OPT_CHOICE,
      .offset = offsetof(convert_options, grid),
      .given_offset = offsetof(convert_options, grid_given),
      .arg = "GRID",
      .choices = "std|fine",
-     .doc = "precision of the exact combine (default std; fine for comparing with references)"},
+     .doc = "precision of the exact combine; fine is for comparing with references"},
     {.name = "latent-eps",
      .kind = RT_OPT_FLOAT,
      .offset = offsetof(convert_options, latent_eps),
@@ -66,14 +66,14 @@ static const rt_opt table[] = {
      .kind = RT_OPT_BYTES,
      .offset = offsetof(convert_options, memory_bytes),
      .arg = "SIZE",
-     .doc = "bound of all buffers (default 2G)"},
+     .doc = "bound of all buffers; default 2G"},
     {.name = "threads",
      .kind = RT_OPT_UINT,
      .offset = offsetof(convert_options, threads),
      .arg = "N",
-     .min = 1,
+     .min = 0,
      .max = THREADS_MAX,
-     .doc = "default: the processors this process may use"},
+     .doc = "0: the usable cores"},
     {.name = "json",
      .kind = RT_OPT_FLAG,
      .offset = offsetof(convert_options, json),
@@ -81,7 +81,7 @@ static const rt_opt table[] = {
     {.name = NULL},
 };
 
-static const rt_opt_spec spec = {
+const rt_opt_spec app_spec_convert = {
     .verb = "convert",
     .args_doc = "SOURCE TARGET",
     .doc = "Converts the checkpoint in SOURCE (config.json, tokenizer.json, *.safetensors) into a "
@@ -170,7 +170,7 @@ static int print_json(const md_convert_spec *asked, const md_convert_result *res
     if (text == NULL) return APP_EXIT_FAILED;
     printf("%s\n", text);
     free(text);
-    return fflush(stdout) == 0 ? APP_EXIT_OK : APP_EXIT_FAILED;
+    return APP_EXIT_OK;
 }
 
 static int convert(const convert_options *options, const char *const *positional)
@@ -204,7 +204,8 @@ int app_verb_convert(int argc, char **argv)
     const char *positional[2];
     uint32_t positional_count;
 
-    switch (rt_options_parse(&spec, argc, argv, &options, positional, &positional_count)) {
+    switch (
+        rt_options_parse(&app_spec_convert, argc, argv, &options, positional, &positional_count)) {
     case RT_PARSE_HELP:
         return APP_EXIT_OK;
     case RT_PARSE_USAGE:

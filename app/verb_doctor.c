@@ -1,6 +1,7 @@
 /* verb_doctor.c - measures and judges this machine, and a model on it. */
 #include "app/doctor.h"
 #include "app/sizing.h"
+#include "app/output.h"
 #include "app/verbs.h"
 #include "base/check.h"
 #include "kernels/select.h"
@@ -45,7 +46,7 @@ static const rt_opt table[] = {
     {.name = NULL},
 };
 
-static const rt_opt_spec spec = {
+const rt_opt_spec app_spec_doctor = {
     .verb = "doctor",
     .args_doc = "[MODEL]",
     .doc = "Checks this machine and, when given, the model in the folder MODEL on it: one row a "
@@ -78,7 +79,7 @@ void app_doctor_row(app_doctor *doctor, app_row_level level, const char *name, c
     if (doctor->json) return;
     printf("[%s]%*s %-11s %s\n", level_names[level], level == APP_ROW_OK ? 2 : 0, "", name, found);
     if (advice != NULL) printf("%19s-> %s\n", "", advice);
-    (void)fflush(stdout);
+    (void)app_stdout_finish("doctor", APP_EXIT_OK); /* rows are read as they come */
 }
 
 static int code_of(const app_doctor *doctor)
@@ -91,20 +92,14 @@ static bool print_end(const app_doctor *doctor)
 {
     static const char *const verdicts[] = {"ok", "failed", "usage", "degraded"};
     json_t *root;
-    char *text;
 
     if (!doctor->json) {
         printf("%u ok, %u warnings, %u failures\n", doctor->count[APP_ROW_OK],
                doctor->count[APP_ROW_WARN], doctor->count[APP_ROW_FAIL]);
-        return fflush(stdout) == 0;
+        return true;
     }
     root = json_pack("{s:s, s:O}", "verdict", verdicts[code_of(doctor)], "rows", doctor->rows);
-    text = root == NULL ? NULL : json_dumps(root, JSON_COMPACT);
-    json_decref(root);
-    if (text == NULL) return false;
-    printf("%s\n", text);
-    free(text);
-    return fflush(stdout) == 0;
+    return app_json_print("doctor", root);
 }
 
 static rt_status examine(app_doctor *doctor, const char *path, rt_err *err)
@@ -135,7 +130,8 @@ int app_verb_doctor(int argc, char **argv)
     rt_status status;
     int code;
 
-    switch (rt_options_parse(&spec, argc, argv, &options, positional, &positional_count)) {
+    switch (
+        rt_options_parse(&app_spec_doctor, argc, argv, &options, positional, &positional_count)) {
     case RT_PARSE_HELP:
         return APP_EXIT_OK;
     case RT_PARSE_USAGE:

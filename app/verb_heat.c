@@ -28,7 +28,7 @@ static const rt_opt table[] = {
      .arg = "N",
      .min = 0,
      .max = TOP_MAX,
-     .doc = "how many of the hottest experts are listed; default 10"},
+     .doc = "how many of the hottest experts are listed"},
     {.name = "json",
      .kind = RT_OPT_FLAG,
      .offset = offsetof(heat_options, json),
@@ -36,7 +36,7 @@ static const rt_opt table[] = {
     {.name = NULL},
 };
 
-static const rt_opt_spec spec = {
+const rt_opt_spec app_spec_heat = {
     .verb = "heat",
     .args_doc = "[import|reset] MODEL [USAGE_FILE]",
     .doc =
@@ -164,7 +164,8 @@ static bool print_json(const figures *f, const md_container *container, const ch
                      "half_life_tokens", PL_HEAT_HALF_LIFE_TOKENS, "confidence", f->confidence,
                      "coverage", cover_json(&f->cover), "layers", layers, "top", top);
     text = root == NULL ? NULL : json_dumps(root, JSON_COMPACT);
-    printed = text != NULL && printf("%s\n", text) > 0;
+    printed = text != NULL;
+    if (printed) (void)puts(text);
     free(text);
     json_decref(root);
     return printed;
@@ -183,11 +184,10 @@ static rt_status show(const md_container *container, const heat_options *options
     if (status == RT_OK && figures_of(heat, (uint32_t)options->top, &f) != RT_OK)
         status = rt_fail(err, RT_ENOMEM, "the figures of %s", path);
     if (status == RT_OK && options->json && !print_json(&f, container, path, found))
-        status = rt_fail(err, RT_EIO, "stdout, or no memory for the JSON");
+        status = rt_fail(err, RT_ENOMEM, "the JSON of %s", path);
     if (status == RT_OK && !options->json && found) print_text(&f, path);
     if (status == RT_OK && !found)
         fprintf(stderr, "moesaic heat: no %s yet: `moesaic run` writes it, or import one\n", path);
-    if (status == RT_OK && fflush(stdout) != 0) status = rt_fail(err, RT_EIO, "stdout");
     figures_fini(&f);
     pl_heat_free(heat);
     return status;
@@ -256,7 +256,7 @@ int app_verb_heat(int argc, char **argv)
     rt_err err = {0};
     action what;
 
-    switch (rt_options_parse(&spec, argc, argv, &options, positional, &positional_count)) {
+    switch (rt_options_parse(&app_spec_heat, argc, argv, &options, positional, &positional_count)) {
     case RT_PARSE_HELP:
         return APP_EXIT_OK;
     case RT_PARSE_USAGE:

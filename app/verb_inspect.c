@@ -1,4 +1,5 @@
 /* verb_inspect.c - what a container holds: shapes, formats, sizes, model id; with --deep every hash. */
+#include "app/output.h"
 #include "app/verbs.h"
 #include "base/budget.h"
 #include "base/options.h"
@@ -27,9 +28,9 @@ static const rt_opt table[] = {
      .kind = RT_OPT_UINT,
      .offset = offsetof(inspect_options, threads),
      .arg = "N",
-     .min = 1,
+     .min = 0,
      .max = THREADS_MAX,
-     .doc = "for --deep; default: the processors this process may use"},
+     .doc = "for --deep; 0: the usable cores"},
     {.name = "json",
      .kind = RT_OPT_FLAG,
      .offset = offsetof(inspect_options, json),
@@ -37,7 +38,7 @@ static const rt_opt table[] = {
     {.name = NULL},
 };
 
-static const rt_opt_spec spec = {
+const rt_opt_spec app_spec_inspect = {
     .verb = "inspect",
     .args_doc = "MODEL",
     .doc = "Prints what a container holds.\v"
@@ -325,7 +326,8 @@ static int inspect(const md_container *container, const inspect_options *options
 
     if (!options->json) {
         print_text(container, &sum);
-        (void)fflush(stdout);
+        code = app_stdout_finish("inspect", APP_EXIT_OK); /* before a long check */
+        if (code != APP_EXIT_OK) return code;
     }
     if (options->deep) code = deep_check(container, options, damaged);
     if (options->json) {
@@ -334,7 +336,7 @@ static int inspect(const md_container *container, const inspect_options *options
         if (damaged != NULL && root != NULL) (void)json_object_set_new(root, "damaged", damaged);
         if (print_json(root) != APP_EXIT_OK) code = APP_EXIT_FAILED;
     }
-    return fflush(stdout) == 0 ? code : APP_EXIT_FAILED;
+    return code;
 }
 
 int app_verb_inspect(int argc, char **argv)
@@ -346,7 +348,8 @@ int app_verb_inspect(int argc, char **argv)
     rt_err err = {0};
     int code;
 
-    switch (rt_options_parse(&spec, argc, argv, &options, positional, &positional_count)) {
+    switch (
+        rt_options_parse(&app_spec_inspect, argc, argv, &options, positional, &positional_count)) {
     case RT_PARSE_HELP:
         return APP_EXIT_OK;
     case RT_PARSE_USAGE:

@@ -59,7 +59,7 @@ static const rt_opt table[] = {
      .arg = "N",
      .min = 1,
      .max = PL_PLAN_NODES_MAX,
-     .doc = "processes on as many machines: one attends, the others hold the experts; default 1"},
+     .doc = "processes on as many machines: one attends, the others hold the experts"},
     {.name = "slices",
      .kind = RT_OPT_FLAG,
      .offset = offsetof(plan_options, session.slices),
@@ -69,13 +69,13 @@ static const rt_opt table[] = {
      .offset = offsetof(plan_options, experts),
      .arg = "FORMAT",
      .choices = "f32|bf16|q8|q4",
-     .doc = "routed experts of the conversion (default q4; a container has its own)"},
+     .doc = "routed experts of the conversion; a container has its own"},
     {.name = "dense",
      .kind = RT_OPT_CHOICE,
      .offset = offsetof(plan_options, dense),
      .arg = "FORMAT",
      .choices = "f32|bf16|q8|q4",
-     .doc = "everything else (default q8)"},
+     .doc = "everything else"},
     {.name = "ctx-size",
      .key = 'c',
      .kind = RT_OPT_UINT,
@@ -115,7 +115,7 @@ static const rt_opt table[] = {
     {.name = NULL},
 };
 
-static const rt_opt_spec spec = {
+const rt_opt_spec app_spec_plan = {
     .verb = "plan",
     .args_doc = "MODEL",
     .doc =
@@ -156,7 +156,6 @@ static int print(const app_plan *plan, const app_model *model, bool json)
     } else {
         app_plan_print_text(plan, model);
     }
-    if (fflush(stdout) != 0) return APP_EXIT_FAILED;
     return plan->plan.fits ? APP_EXIT_OK : APP_EXIT_FAILED;
 }
 
@@ -197,7 +196,7 @@ int app_verb_plan(int argc, char **argv)
     rt_err err = {0};
     int code;
 
-    switch (rt_options_parse(&spec, argc, argv, &options, positional, &positional_count)) {
+    switch (rt_options_parse(&app_spec_plan, argc, argv, &options, positional, &positional_count)) {
     case RT_PARSE_HELP:
         return APP_EXIT_OK;
     case RT_PARSE_USAGE:

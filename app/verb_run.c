@@ -23,7 +23,7 @@ typedef struct {
     uint64_t tokens, top_k, seed;
     double temperature, top_p, min_p;
     bool temperature_given, top_p_given, top_k_given, min_p_given, seed_given;
-    bool raw, no_think, template_compat, ignore_eos, print_ids, json;
+    bool raw, no_think, template_compat, ignore_eos, print_ids, json, profile;
 } run_options;
 
 #define ROW(field_) .offset = offsetof(run_options, field_)
@@ -103,12 +103,16 @@ static const rt_opt table[] = {
      .kind = RT_OPT_FLAG,
      ROW(print_ids),
      .doc = "print the new token ids instead of text"},
+    {.name = "profile",
+     .kind = RT_OPT_FLAG,
+     ROW(profile),
+     .doc = "say where the time went and what the wall is, on stderr and in --json"},
     {.name = "json", .kind = RT_OPT_FLAG, ROW(json), .doc = "print one JSON object at the end"},
     APP_MODEL_OPTION_ROWS(run_options, model),
     {.name = NULL},
 };
 
-static const rt_opt_spec spec = {
+const rt_opt_spec app_spec_run = {
     .verb = "run",
     .args_doc = "MODEL",
     .doc =
@@ -277,6 +281,7 @@ static rt_status generate(app_session *session, const run_options *options,
         .chunk = app_session_chunk(session),
         .vocab = md_container_config(container)->vocab,
         .on_token = app_output_token,
+        .profile = app_session_profile(session),
         .clock = rt_clock_real(),
     };
     rt_status status = sampler_spec(options, md_container_generation(container), &sampling, err);
@@ -361,7 +366,7 @@ int app_verb_run(int argc, char **argv)
     rt_err err = {0};
     rt_status status;
 
-    switch (app_options_parse(&spec, argc, argv, &options, positional, &positional_count)) {
+    switch (app_options_parse(&app_spec_run, argc, argv, &options, positional, &positional_count)) {
     case RT_PARSE_HELP:
         return APP_EXIT_OK;
     case RT_PARSE_USAGE:
@@ -373,7 +378,8 @@ int app_verb_run(int argc, char **argv)
         fprintf(stderr, "moesaic run: give --prompt or --ids, not both\n");
         return APP_EXIT_USAGE;
     }
-    session_spec = (app_session_spec){.model_dir = positional[0], .options = options.model};
+    session_spec = (app_session_spec){
+        .model_dir = positional[0], .options = options.model, .profile = options.profile};
     status = app_session_open(&session_spec, &session, &err);
     if (status == RT_OK)
         status = app_session_is_head(session) ? run_head(session, &options, &err)

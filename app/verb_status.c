@@ -24,7 +24,7 @@ static const rt_opt table[] = {
     {.name = NULL},
 };
 
-static const rt_opt_spec spec = {
+const rt_opt_spec app_spec_status = {
     .verb = "status",
     .args_doc = "MODEL",
     .doc = "Says what MODEL is (a container, a checkpoint, half a conversion), what of it is here, "
@@ -340,7 +340,8 @@ int app_verb_status(int argc, char **argv)
     rt_err err = {0};
     int code;
 
-    switch (rt_options_parse(&spec, argc, argv, &options, positional, &positional_count)) {
+    switch (
+        rt_options_parse(&app_spec_status, argc, argv, &options, positional, &positional_count)) {
     case RT_PARSE_HELP:
         return APP_EXIT_OK;
     case RT_PARSE_USAGE:
@@ -357,7 +358,6 @@ int app_verb_status(int argc, char **argv)
             print_text(&report);
         else if (!print_json(&report))
             code = APP_EXIT_FAILED;
-        if (fflush(stdout) != 0) code = APP_EXIT_FAILED;
     }
     app_model_free(&report.model);
     return code;

@@ -1,12 +1,11 @@
 /* verb_verify.c - a container against a reference run of another engine. */
+#include "app/output.h"
 #include "app/session.h"
 #include "app/verbs.h"
 #include "app/verifier.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 typedef struct {
@@ -38,7 +37,7 @@ static const rt_opt table[] = {
     {.name = NULL},
 };
 
-static const rt_opt_spec spec = {
+const rt_opt_spec app_spec_verify = {
     .verb = "verify",
     .args_doc = "MODEL",
     .doc =
@@ -79,12 +78,8 @@ static bool print_json(const app_verify_result *r, double tolerance)
         count_json(&r->greedy), "router_sets", count_json(&r->router_sets), "index_sets",
         count_json(&r->index_sets), "exempt_rows", (int)r->exempt_rows, "max_hidden_diff",
         r->max_hidden_diff, "first_deviation", r->first_deviation, "pass", passes(r, tolerance));
-    char *text = root == NULL ? NULL : json_dumps(root, JSON_COMPACT);
-    bool printed = text != NULL && printf("%s\n", text) > 0 && fflush(stdout) == 0;
 
-    free(text);
-    json_decref(root);
-    return printed;
+    return app_json_print("verify", root);
 }
 
 static void print_count(const char *name, const app_count *count)
@@ -94,7 +89,7 @@ static void print_count(const char *name, const app_count *count)
     printf("\n");
 }
 
-static bool print_text(const app_verify_result *r, double tolerance)
+static void print_text(const app_verify_result *r, double tolerance)
 {
     print_count("positions", &r->positions);
     print_count("greedy", &r->greedy);
@@ -106,7 +101,16 @@ static bool print_text(const app_verify_result *r, double tolerance)
         printf("%-15s %u rows have a reference gap below 1e-5\n", "exempt", r->exempt_rows);
     if (r->first_deviation[0] != '\0') printf("%-15s %s\n", "first deviation", r->first_deviation);
     printf("%s\n", passes(r, tolerance) ? "pass" : "FAIL");
-    return fflush(stdout) == 0;
+}
+
+/* Before the session ends: after a loss the launcher may kill this rank at any moment. */
+static bool print(const app_verify_result *result, double tolerance, bool json)
+{
+    if (!json)
+        print_text(result, tolerance);
+    else if (!print_json(result, tolerance))
+        return false;
+    return app_stdout_finish("verify", APP_EXIT_OK) == APP_EXIT_OK;
 }
 
 /* The latent-norm eps is a choice of the conversion, not of the checkpoint: say which was made. */
@@ -152,7 +156,8 @@ int app_verb_verify(int argc, char **argv)
     rt_status status;
     bool head, printed = true;
 
-    switch (app_options_parse(&spec, argc, argv, &options, positional, &positional_count)) {
+    switch (
+        app_options_parse(&app_spec_verify, argc, argv, &options, positional, &positional_count)) {
     case RT_PARSE_HELP:
         return APP_EXIT_OK;
     case RT_PARSE_USAGE:
@@ -170,9 +175,7 @@ int app_verb_verify(int argc, char **argv)
     if (status == RT_OK)
         status =
             head ? verify_head(session, &options, &result, &err) : app_session_serve(session, &err);
-    if (status == RT_OK && head)
-        printed = options.json ? print_json(&result, options.tolerance)
-                               : print_text(&result, options.tolerance);
+    if (status == RT_OK && head) printed = print(&result, options.tolerance, options.json);
     /* Said before the session ends: after a loss the launcher may kill this rank at any moment. */
     if (status != RT_OK && err.text[0] != '\0') fprintf(stderr, "moesaic verify: %s\n", err.text);
     app_session_close(session, status, err.text);

@@ -1,4 +1,5 @@
 /* verb_version.c - what this binary is: version, ids, kernels, what is built in. */
+#include "app/output.h"
 #include "app/verbs.h"
 #include "base/options.h"
 #include "kernels/select.h"
@@ -6,10 +7,8 @@
 #include "transport/frame.h"
 #include "transport/link_mpi.h"
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 typedef struct {
     bool json;
@@ -23,7 +22,7 @@ static const rt_opt table[] = {
     {.name = NULL},
 };
 
-static const rt_opt_spec spec = {
+const rt_opt_spec app_spec_version = {
     .verb = "version",
     .doc = "Prints the version, the ids that must agree between nodes, and what is built in.",
     .table = table,
@@ -33,7 +32,6 @@ static int print_json(void)
 {
     json_t *kernels = json_array();
     json_t *root;
-    char *text;
 
     for (int v = 0; v < KN_VARIANT_COUNT; v++)
         if (kn_variant_supported((kn_variant)v))
@@ -42,12 +40,7 @@ static int print_json(void)
                      "numerics_id", MD_NUMERICS_ID, "conversion_id", MD_CONVERSION_ID,
                      "container_version", MD_CONTAINER_VERSION, "protocol", TR_PROTOCOL_MIN,
                      TR_PROTOCOL_MAX, "mpi", (int)tr_mpi_built_in(), "kernels", kernels);
-    text = root == NULL ? NULL : json_dumps(root, JSON_COMPACT);
-    json_decref(root);
-    if (text == NULL) return APP_EXIT_FAILED;
-    printf("%s\n", text);
-    free(text);
-    return fflush(stdout) == 0 ? APP_EXIT_OK : APP_EXIT_FAILED;
+    return app_json_print("version", root) ? APP_EXIT_OK : APP_EXIT_FAILED;
 }
 
 int app_verb_version(int argc, char **argv)
@@ -55,7 +48,7 @@ int app_verb_version(int argc, char **argv)
     version_options options = {0};
     uint32_t positional_count;
 
-    switch (rt_options_parse(&spec, argc, argv, &options, NULL, &positional_count)) {
+    switch (rt_options_parse(&app_spec_version, argc, argv, &options, NULL, &positional_count)) {
     case RT_PARSE_HELP:
         return APP_EXIT_OK;
     case RT_PARSE_USAGE:
@@ -71,5 +64,5 @@ int app_verb_version(int argc, char **argv)
     for (int v = 0; v < KN_VARIANT_COUNT; v++)
         if (kn_variant_supported((kn_variant)v)) printf(" %s", kn_variant_name((kn_variant)v));
     printf("\n");
-    return fflush(stdout) == 0 ? APP_EXIT_OK : APP_EXIT_FAILED;
+    return APP_EXIT_OK;
 }

@@ -1,0 +1,72 @@
+/* output.c - stdio's own error flag forgets why; so the reason is kept or asked for. */
+#include "app/output.h"
+
+#include "app/verbs.h"
+#include "transport/link_mpi.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+void app_stdio_open(void)
+{
+    /* The lowest free descriptor is the one that is opened. */
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) (void)!open("/dev/null", O_RDWR);
+}
+
+/* Whether the reader of a pipe is gone, for a write that failed earlier, whose errno is lost. */
+static bool reader_is_gone(void)
+{
+    struct pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT};
+
+    return poll(&out, 1, 0) == 1 && (out.revents & (POLLERR | POLLHUP)) != 0;
+}
+
+int app_stdout_finish(const char *verb, int code)
+{
+    static bool failed; /* for good: a later success would only hide the gap */
+    bool failed_before = ferror(stdout) != 0;
+    int why = fflush(stdout) == 0 ? 0 : errno;
+
+    clearerr(stdout);
+    if (failed) return APP_EXIT_FAILED;
+    if (!failed_before && why == 0) return code;
+    if (why == EPIPE || (why == 0 && reader_is_gone())) return code;
+    fprintf(stderr, "moesaic %s: stdout: %s\n", verb, strerror(why == 0 ? EIO : why));
+    failed = true;
+    return APP_EXIT_FAILED;
+}
+
+bool app_json_print(const char *verb, json_t *root)
+{
+    char *text = root == NULL ? NULL : json_dumps(root, JSON_COMPACT);
+
+    json_decref(root);
+    if (text == NULL) {
+        fprintf(stderr, "moesaic %s: no memory for the JSON\n", verb);
+        return false;
+    }
+    (void)puts(text);
+    free(text);
+    return true;
+}
+
+int app_usage_error(const char *verb, const char *fmt, ...)
+{
+    tr_mpi_world world = tr_mpi_world_get();
+    char text[512];
+    va_list args;
+
+    if (world.launched && world.rank > 0) return APP_EXIT_USAGE;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
+    fprintf(stderr, "moesaic %s: %s (see moesaic %s --help)\n", verb, text, verb);
+    return APP_EXIT_USAGE;
+}

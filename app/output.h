@@ -1,0 +1,29 @@
+/* output.h - the ends of a verb that all verbs share: stdout that did not take the result, and a command
+ * line that is refused after it was parsed.
+ *
+ * Threads: main. */
+#ifndef APP_OUTPUT_H
+#define APP_OUTPUT_H
+
+#include "base/status.h"
+
+#include <jansson.h>
+
+/* Opens /dev/null on those of stdin, stdout and stderr that are closed: otherwise the next file that is
+ * opened would be one of them, and results would be written into it. Before anything else. */
+void app_stdio_open(void);
+
+/* Sees to it that what was printed has arrived, and returns the verb's exit code: `code`, or
+ * APP_EXIT_FAILED after one line on stderr when stdout failed. A reader that went away is no failure.
+ * main calls it after every verb; a verb that must know earlier calls it as well. */
+int app_stdout_finish(const char *verb, int code);
+
+/* Prints one JSON object as a line and lets go of it. false, with a line on stderr, when there is no
+ * memory for it; root may be NULL then. */
+bool app_json_print(const char *verb, json_t *root);
+
+/* "moesaic VERB: TEXT (see moesaic VERB --help)" on stderr, under mpirun by rank 0 alone. Returns
+ * APP_EXIT_USAGE. */
+int app_usage_error(const char *verb, const char *fmt, ...) RT_PRINTF(2, 3);
+
+#endif

@@ -63,10 +63,14 @@ static rt_status decode(an_engine *engine, const app_generation_spec *spec, an_s
     for (;;) {
         uint32_t position = spec->prompt_count + out->generated;
         uint32_t id;
+        rt_status picked;
         an_step_item item;
 
         if (out->generated >= spec->tokens_max || position >= spec->context) return RT_OK;
-        if (md_sampler_pick(spec->sampler, logits, position, &id) != RT_OK)
+        rt_profile_enter(spec->profile, RT_PHASE_SAMPLING);
+        picked = md_sampler_pick(spec->sampler, logits, position, &id);
+        rt_profile_enter(spec->profile, RT_PHASE_OTHER);
+        if (picked != RT_OK)
             return rt_fail(err, RT_ENUMERIC, "the logits of position %u are not finite",
                            position - 1);
         if (is_eos(spec, id)) {
@@ -87,10 +91,25 @@ static rt_status decode(an_engine *engine, const app_generation_spec *spec, an_s
     }
 }
 
+/* What the half that ends now took, by a time of its own and by phases. */
+static void take_profile(const app_generation_spec *spec, uint64_t *begin_ns, uint32_t tokens,
+                         app_profile_part *out)
+{
+    uint64_t now;
+
+    if (spec->profile == NULL) return;
+    now = rt_clock_now(&spec->clock);
+    rt_profile_take(spec->profile, &out->counts);
+    out->wall_ns = now - *begin_ns;
+    out->tokens = tokens;
+    *begin_ns = now;
+}
+
 rt_status app_generate(an_engine *engine, const app_generation_spec *spec, app_generation *out,
                        rt_err *err)
 {
     an_seq *seq = NULL;
+    uint64_t begin_ns;
     rt_status status;
     float *logits;
 
@@ -108,8 +127,12 @@ rt_status app_generate(an_engine *engine, const app_generation_spec *spec, app_g
     logits = malloc((size_t)spec->vocab * sizeof(*logits));
     if (logits == NULL) return rt_fail(err, RT_ENOMEM, "logits of %u tokens", spec->vocab);
     status = an_seq_open(engine, &seq, err);
+    begin_ns = rt_clock_now(&spec->clock);
+    if (spec->profile != NULL) rt_profile_start(spec->profile, &spec->clock);
     if (status == RT_OK) status = prefill(engine, spec, seq, logits, out, err);
+    take_profile(spec, &begin_ns, status == RT_OK ? spec->prompt_count : 0, &out->prefill_profile);
     if (status == RT_OK) status = decode(engine, spec, seq, logits, out, err);
+    take_profile(spec, &begin_ns, out->decode_steps, &out->decode_profile);
     an_seq_close(seq);
     free(logits);
     return status;

@@ -4,6 +4,7 @@
 #ifndef APP_GENERATION_H
 #define APP_GENERATION_H
 
+#include "app/profile_output.h"
 #include "attention_node/engine.h"
 #include "model/text/sampler.h"
 
@@ -25,6 +26,7 @@ typedef struct {
     md_sampler *sampler; /* borrowed */
     app_token_fn on_token;
     void *context_of_token;
+    rt_profile *profile; /* the engine's; NULL: none */
     rt_clock clock;
 } app_generation_spec;
 
@@ -33,6 +35,7 @@ typedef struct {
     uint32_t generated; /* tokens handed to on_token, end-of-sequence not among them */
     uint64_t prefill_ns, decode_ns;
     uint32_t decode_steps;
+    app_profile_part prefill_profile, decode_profile; /* of the spec's profile */
 } app_generation;
 
 /* *out is kept up to date also when it fails, for the closing line.

@@ -1,6 +1,7 @@
 /* run_output.c - stdout is written with write(2) at once for every token: a stream is read by eye. */
 #include "app/run_output.h"
 
+#include "app/measure.h"
 #include "model/text/stream.h"
 #include "model/text/text_buffer.h"
 
@@ -26,6 +27,7 @@ struct app_output {
 typedef struct {
     double prefill_s, decode_s, prefill_rate, decode_rate, wait_share, hit_share;
     double bytes_per_token;
+    uint64_t remote_compute_ns, remote_wait_ns;
     uint32_t slowest;
     bool has_slowest;
 } run_timings;
@@ -133,15 +135,33 @@ static run_timings timings_of(app_session *session, const app_generation *genera
         t.slowest = n;
         t.has_slowest = true;
     }
-    if (ask && app_session_expert_stats(session, &experts, NULL) == RT_OK &&
-        experts.hits + experts.reads > 0)
-        t.hit_share = (double)experts.hits / (double)(experts.hits + experts.reads);
+    if (ask && app_session_expert_stats(session, &experts, NULL) == RT_OK) {
+        t.remote_compute_ns = experts.remote_compute_ns;
+        t.remote_wait_ns = experts.remote_wait_ns;
+        if (experts.hits + experts.reads > 0)
+            t.hit_share = (double)experts.hits / (double)(experts.hits + experts.reads);
+    }
     return t;
+}
+
+/* With the rate of this machine's memory, measured now: only figures of one run can be compared. */
+static app_profile_report profile_of(app_session *session, const app_generation *generation,
+                                     const run_timings *t)
+{
+    app_profile_report report = {.prefill = generation->prefill_profile,
+                                 .decode = generation->decode_profile,
+                                 .remote_nodes = app_session_nodes(session) - 1,
+                                 .remote_compute_ns = t->remote_compute_ns,
+                                 .remote_disk_ns = t->remote_wait_ns};
+
+    if (app_measure_ram(app_session_team(session), &report.read_bytes_s, NULL) != RT_OK)
+        report.read_bytes_s = 0;
+    return report;
 }
 
 static rt_status print_json(app_output *output, app_session *session,
                             const app_generation *generation, const run_timings *t,
-                            uint32_t prompt_count, rt_err *err)
+                            const app_profile_report *profile, uint32_t prompt_count, rt_err *err)
 {
     json_t *ids = json_array();
     json_t *root;
@@ -160,6 +180,8 @@ static rt_status print_json(app_output *output, app_session *session,
         t->has_slowest ? json_string(app_session_node_name(session, t->slowest)) : json_null(),
         "bytes_per_token", t->bytes_per_token, "ram_hit_share",
         t->hit_share >= 0 ? json_real(t->hit_share) : json_null());
+    if (root != NULL && profile != NULL)
+        json_object_set_new(root, "profile", app_profile_json(profile));
     line = root == NULL ? NULL : json_dumps(root, JSON_COMPACT);
     json_decref(root);
     if (line == NULL) return rt_fail(err, RT_ENOMEM, "the JSON of %zu tokens", output->ids.count);
@@ -187,6 +209,8 @@ static void closing_line(app_session *session, const app_generation *generation,
 rt_status app_output_finish(app_output *output, app_session *session, app_generation *generation,
                             uint32_t prompt_count, rt_status status, rt_err *err)
 {
+    bool profiled = app_session_profile(session) != NULL;
+    app_profile_report profile = {0};
     run_timings timings;
     md_text rest;
 
@@ -200,12 +224,15 @@ rt_status app_output_finish(app_output *output, app_session *session, app_genera
         show_text(output, rest);
     }
     timings = timings_of(session, generation, prompt_count, status == RT_OK);
+    if (profiled) profile = profile_of(session, generation, &timings);
     if (status == RT_OK && output->mode == APP_OUTPUT_JSON)
-        status = print_json(output, session, generation, &timings, prompt_count, err);
+        status = print_json(output, session, generation, &timings, profiled ? &profile : NULL,
+                            prompt_count, err);
     if (output->last != '\n') show(output, "\n", 1);
     if (output->closed) return RT_OK;
     if (output->write_errno != 0)
         return rt_fail(err, RT_EIO, "stdout: %s", strerror(output->write_errno));
+    if (profiled) app_profile_print(&profile, stderr);
     closing_line(session, generation, &timings, prompt_count, status == RT_OK);
     return status;
 }

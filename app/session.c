@@ -32,6 +32,8 @@ struct app_session {
     md_container *container; /* owned */
     rt_team *team;           /* owned */
     rt_budget budget;
+    bool profiled;
+    rt_profile profile;
     pl_map *map; /* owned */
     uint32_t rank, size;
     uint32_t rows_max, context;
@@ -150,9 +152,11 @@ static rt_status open_experts(app_session *s, const tr_welcome *welcome, tr_link
     en_store_spec store = {.container = s->container, .map = s->map, .node = s->rank};
     en_executor_spec executor = {.container = s->container,
                                  .team = s->team,
+                                 .profile = app_session_profile(s),
                                  .rows_max = welcome->rows_max,
                                  .float_activations = welcome->float_activations};
     en_node_spec node = {.link = link,
+                         .profile = app_session_profile(s),
                          .container = s->container,
                          .experts_limit = md_container_config(s->container)->experts};
 
@@ -201,6 +205,7 @@ static rt_status create_engine(app_session *s, const tr_welcome *welcome, rt_err
                            .map = s->map,
                            .team = s->team,
                            .clock = rt_clock_real(),
+                           .profile = app_session_profile(s),
                            .rows_max = s->rows_max,
                            .context_max = s->context,
                            .sequences_max = 1,
@@ -280,6 +285,12 @@ rt_status app_session_open(const app_session_spec *spec, app_session **out, rt_e
 
     if (s == NULL) return rt_fail(err, RT_ENOMEM, "session");
     s->options = spec->options;
+    s->profiled = spec->profile;
+    if (s->profiled) {
+        rt_clock clock = rt_clock_real();
+
+        rt_profile_start(&s->profile, &clock);
+    }
     s->size = 1;
     s->rows_max = (uint32_t)spec->options.chunk;
     if (world.launched && world.size > 1) {
@@ -383,13 +394,30 @@ uint32_t app_session_nodes(const app_session *session)
     return session->size;
 }
 
+rt_team *app_session_team(const app_session *session)
+{
+    return session->team;
+}
+
+rt_profile *app_session_profile(app_session *session)
+{
+    return session->profiled ? &session->profile : NULL;
+}
+
 rt_status app_session_expert_stats(app_session *session, app_expert_stats *out, rt_err *err)
 {
     app_node_stats sum = {0};
+    uint64_t remote_compute_ns, remote_wait_ns;
 
     if (session->cluster != NULL) RT_TRY(app_cluster_stats(session->cluster, &sum, err));
+    remote_compute_ns = sum.compute_ns;
+    remote_wait_ns = sum.wait_ns;
     add_own_stats(session, &sum);
-    *out = (app_expert_stats){.hits = sum.hits, .reads = sum.reads, .read_bytes = sum.read_bytes};
+    *out = (app_expert_stats){.hits = sum.hits,
+                              .reads = sum.reads,
+                              .read_bytes = sum.read_bytes,
+                              .remote_compute_ns = remote_compute_ns,
+                              .remote_wait_ns = remote_wait_ns};
     return RT_OK;
 }
 

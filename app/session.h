@@ -17,6 +17,7 @@ typedef struct app_session app_session;
 typedef struct {
     const char *model_dir;
     app_model_options options;
+    bool profile; /* keep a profile of this process */
 } app_session_spec;
 
 /* Opens the session. On rank 0 (or alone) it returns when every node is ready.
@@ -37,10 +38,13 @@ const md_container *app_session_container(const app_session *session);
 uint32_t app_session_context(const app_session *session);
 uint32_t app_session_chunk(const app_session *session);
 uint32_t app_session_nodes(const app_session *session); /* processes */
+rt_team *app_session_team(const app_session *session);
+rt_profile *app_session_profile(app_session *session); /* NULL: none is kept */
 
 /* What the expert nodes did since the session was opened, summed over them. */
 typedef struct {
     uint64_t hits, reads, read_bytes;
+    uint64_t remote_compute_ns, remote_wait_ns; /* of the other processes: computing; for disks */
 } app_expert_stats;
 
 RT_MUST_CHECK rt_status app_session_expert_stats(app_session *session, app_expert_stats *out,

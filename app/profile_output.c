@@ -1,0 +1,141 @@
+/* profile_output.c - phases by falling time, with the bytes they had to touch. */
+#include "app/profile_output.h"
+
+enum { SENTENCE_BYTES = 200 };
+
+static double seconds(uint64_t ns)
+{
+    return (double)ns * 1e-9;
+}
+
+static double rate(const rt_phase_count *phase)
+{
+    return phase->ns > 0 ? (double)phase->bytes / seconds(phase->ns) : 0;
+}
+
+static double share(const app_profile_part *part, const rt_phase_count *phase)
+{
+    return part->wall_ns > 0 ? (double)phase->ns / (double)part->wall_ns : 0;
+}
+
+/* What a half reads from memory; of a record that comes from disk the read and the use are two. */
+static uint64_t memory_bytes(const app_profile_part *part)
+{
+    uint64_t bytes = 0;
+
+    for (int i = 0; i < RT_PHASE_COUNT; i++)
+        if (i != RT_PHASE_DISK) bytes += part->counts.phase[i].bytes;
+    return bytes;
+}
+
+/* Phases that took time, longest first; returns how many. */
+static uint32_t by_time(const app_profile_part *part, rt_phase order[RT_PHASE_COUNT])
+{
+    uint32_t count = 0;
+
+    for (int i = 0; i < RT_PHASE_COUNT; i++) {
+        uint32_t at = count;
+
+        if (part->counts.phase[i].ns == 0) continue;
+        for (; at > 0 && part->counts.phase[order[at - 1]].ns < part->counts.phase[i].ns; at--)
+            order[at] = order[at - 1];
+        order[at] = (rt_phase)i;
+        count++;
+    }
+    return count;
+}
+
+void app_profile_sentence(const app_profile_part *part, char *text, size_t text_bytes)
+{
+    rt_phase order[RT_PHASE_COUNT];
+    const rt_phase_count *phase;
+    int used;
+
+    if (by_time(part, order) == 0) {
+        snprintf(text, text_bytes, "no time passed");
+        return;
+    }
+    phase = &part->counts.phase[order[0]];
+    used = snprintf(text, text_bytes, "the wall is %s: %.0f %% of the time",
+                    rt_phase_text(order[0]), 100 * share(part, phase));
+    if (phase->bytes > 0 && used > 0 && (size_t)used < text_bytes)
+        snprintf(text + used, text_bytes - (size_t)used, " at %.1f GB/s", rate(phase) * 1e-9);
+}
+
+/* ---- for people ---- */
+
+static void print_part(const app_profile_part *part, const char *name, double read_bytes_s,
+                       FILE *out)
+{
+    double tokens = part->tokens;
+    rt_phase order[RT_PHASE_COUNT];
+    uint32_t count = by_time(part, order);
+    char sentence[SENTENCE_BYTES];
+
+    if (part->tokens == 0) return;
+    fprintf(out, "moesaic: profile of %s: %u tokens in %.3f s, %.3f ms and %.1f MB each\n", name,
+            part->tokens, seconds(part->wall_ns), seconds(part->wall_ns) * 1e3 / tokens,
+            (double)memory_bytes(part) * 1e-6 / tokens);
+    fprintf(out, "  %-22s %10s %8s %10s %8s\n", "phase", "ms/token", "share", "MB/token", "GB/s");
+    for (uint32_t i = 0; i < count; i++) {
+        const rt_phase_count *phase = &part->counts.phase[order[i]];
+
+        fprintf(out, "  %-22s %10.3f %6.1f %%", rt_phase_name(order[i]),
+                seconds(phase->ns) * 1e3 / tokens, 100 * share(part, phase));
+        if (phase->bytes > 0)
+            fprintf(out, " %10.2f %8.2f", (double)phase->bytes * 1e-6 / tokens, rate(phase) * 1e-9);
+        fprintf(out, "\n");
+    }
+    app_profile_sentence(part, sentence, sizeof(sentence));
+    fprintf(out, "moesaic: %s\n", sentence);
+    if (read_bytes_s > 0 && part->wall_ns > 0)
+        fprintf(out,
+                "moesaic: these bytes at the %.1f GB/s at which this process reads memory would be "
+                "%.0f %% of the time\n",
+                read_bytes_s * 1e-9,
+                100 * (double)memory_bytes(part) / read_bytes_s / seconds(part->wall_ns));
+}
+
+void app_profile_print(const app_profile_report *report, FILE *out)
+{
+    print_part(&report->prefill, "prefill", 0, out);
+    print_part(&report->decode, "decode", report->read_bytes_s, out);
+    if (report->remote_nodes > 0)
+        fprintf(out,
+                "moesaic: the other %u node%s computed %.3f s and waited %.3f s for disks, all "
+                "together\n",
+                report->remote_nodes, report->remote_nodes == 1 ? "" : "s",
+                seconds(report->remote_compute_ns), seconds(report->remote_disk_ns));
+}
+
+/* ---- for programs ---- */
+
+static json_t *part_json(const app_profile_part *part)
+{
+    json_t *phases;
+    char sentence[SENTENCE_BYTES];
+
+    if (part->tokens == 0) return json_null();
+    phases = json_object();
+    for (int i = 0; i < RT_PHASE_COUNT; i++) {
+        const rt_phase_count *phase = &part->counts.phase[i];
+
+        json_object_set_new(phases, rt_phase_name((rt_phase)i),
+                            json_pack("{s:f, s:I, s:f}", "s", seconds(phase->ns), "bytes",
+                                      (json_int_t)phase->bytes, "gb_s", rate(phase) * 1e-9));
+    }
+    app_profile_sentence(part, sentence, sizeof(sentence));
+    return json_pack("{s:i, s:f, s:I, s:o, s:s}", "tokens", (int)part->tokens, "wall_s",
+                     seconds(part->wall_ns), "bytes", (json_int_t)memory_bytes(part), "phases",
+                     phases, "sentence", sentence);
+}
+
+json_t *app_profile_json(const app_profile_report *report)
+{
+    return json_pack(
+        "{s:o, s:o, s:o, s:{s:i, s:f, s:f}}", "prefill", part_json(&report->prefill), "decode",
+        part_json(&report->decode), "read_gb_s",
+        report->read_bytes_s > 0 ? json_real(report->read_bytes_s * 1e-9) : json_null(), "remote",
+        "nodes", (int)report->remote_nodes, "compute_s", seconds(report->remote_compute_ns),
+        "disk_wait_s", seconds(report->remote_disk_ns));
+}

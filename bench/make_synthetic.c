@@ -411,6 +411,13 @@ static rt_status write_model(const options *o, synthetic_spec *write, synthetic_
     return synthetic_write(write, err);
 }
 
+/* Without the slashes at its end: DIR.part is made of it. */
+static void trim(char *dir)
+{
+    for (size_t length = strlen(dir); length > 1 && dir[length - 1] == '/'; length--)
+        dir[length - 1] = '\0';
+}
+
 static rt_status make(const options *o, const char *dir, rt_err *err)
 {
     rt_team_spec team_spec = {.threads = o->threads > 0 ? (uint32_t)o->threads : rt_cpus_usable()};
@@ -467,6 +474,8 @@ int main(int argc, char **argv)
     const char *positional[1];
     uint32_t positional_count;
     rt_err err = {0};
+    rt_status status;
+    char *dir;
 
     rt_stop_install();
     rt_float_env_set();
@@ -479,7 +488,12 @@ int main(int argc, char **argv)
         break;
     }
     apply_small(&o);
-    if (make(&o, positional[0], &err) == RT_OK) return 0;
+    dir = strdup(positional[0]);
+    if (dir == NULL) return 1;
+    trim(dir);
+    status = make(&o, dir, &err);
+    free(dir);
+    if (status == RT_OK) return 0;
     fprintf(stderr, "make_synthetic: %s\n", err.text);
     return 1;
 }

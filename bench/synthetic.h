@@ -6,8 +6,8 @@
  * any depth.
  *
  * What is made to resemble the real model: shapes, formats, how often each expert is chosen (the router
- * bias), how well the next layer's router can be foretold (about 72 %: the size of a layer's output next
- * to the residual stream), how sharp attention and the distribution of tokens are. What is not: sense.
+ * bias), how well the next layer's router can be foretold (the size of a layer's output next to the
+ * residual stream is chosen for about 72 %), how sharp attention and the distribution of tokens are. What is not: sense.
  *
  * All arithmetic is exact or IEEE in a written order, so the same recipe gives the same model id
  * anywhere.

@@ -310,8 +310,6 @@ static rt_status prepare(writer *w, rt_err *err)
     const synthetic_recipe *recipe = w->spec->recipe;
     size_t dir_bytes = strlen(w->spec->dir);
 
-    while (dir_bytes > 1 && w->spec->dir[dir_bytes - 1] == '/')
-        dir_bytes--;
     w->part = malloc(dir_bytes + sizeof(".part"));
     if (w->part == NULL) return rt_fail(err, RT_ENOMEM, "%s", w->spec->dir);
     memcpy(w->part, w->spec->dir, dir_bytes);

@@ -11,7 +11,7 @@
 #include "bench/synthetic.h"
 
 typedef struct {
-    const char *dir;
+    const char *dir; /* without a slash at its end */
     const synthetic_recipe *recipe;
     const char *config_json; /* what recipe->config was parsed from */
     const void *tokenizer;   /* compiled image */

@@ -225,8 +225,18 @@ double pl_heat_layer_limit(const pl_heat *heat, uint32_t topk)
 
 double pl_heat_confidence(const pl_heat *heat)
 {
-    double each = pl_heat_total(heat) / (double)count_total(heat);
+    double each, total = 0;
+    uint32_t layers = 0;
 
+    /* Layers that never count (an MTP layer without drafts) say nothing about the others. */
+    for (uint32_t layer = 0; layer < heat->layers; layer++) {
+        double own = pl_heat_layer_total(heat, layer);
+
+        total += own;
+        layers += own > 0;
+    }
+    if (layers == 0) return 0;
+    each = total / ((double)layers * heat->experts);
     if (each < CONFIDENCE_FROM) return 0;
     if (each >= CONFIDENCE_FULL) return 1;
     return (each - CONFIDENCE_FROM) / (CONFIDENCE_FULL - CONFIDENCE_FROM);

@@ -87,8 +87,9 @@ double pl_heat_total(const pl_heat *heat);
  * scaled down to, lest it outlive the half-life. */
 double pl_heat_layer_limit(const pl_heat *heat, uint32_t topk);
 
-/* 0..1: how far the counts are signal. 0 below 1/4 selection per expert, 1 from 16 on (512 tokens for
- * 256 experts and top-8), linear in between. An auto-pin pins this share of what it could. */
+/* 0..1: how far the counts are signal. 0 below 1/4 selection per expert (of layers with selections), 1
+ * from 16 on (512 tokens for 256 experts and top-8), linear in between. An auto-pin pins this share of
+ * what it could. */
 double pl_heat_confidence(const pl_heat *heat);
 
 /* Hottest first. out has room for `count`; *found <= count, less only when the model (the layer) has

@@ -236,6 +236,28 @@ static void the_probe_sees_every_stage_in_order(void **state)
     an_engine_set_probe(f->engine, NULL, NULL);
 }
 
+static void routes_are_counted_per_layer_and_expert(void **state)
+{
+    engine_fixture *f = *state;
+    const md_config *config = md_container_config(f->container);
+    const uint64_t *counts = an_engine_route_counts(f->engine);
+    an_seq *seq = engine_fixture_seq(f);
+    uint64_t sum[3] = {0};
+
+    assert_int_equal(config->layers, 3);
+    assert_int_equal(engine_fixture_step(f, seq, 5), RT_OK);
+    assert_int_equal(engine_fixture_step(f, seq, 2), RT_OK);
+    for (uint32_t layer = 0; layer < 3; layer++) {
+        for (uint32_t e = 0; e < config->experts; e++) {
+            assert_true(counts[layer * config->experts + e] <= 7); /* a row takes an expert once */
+            sum[layer] += counts[layer * config->experts + e];
+        }
+    }
+    assert_int_equal(sum[0], 0);
+    assert_int_equal(sum[1], 7 * config->topk);
+    assert_int_equal(sum[2], 7 * config->topk);
+}
+
 static void kv_bytes_grow_with_context_and_format(void **state)
 {
     engine_fixture *f = *state;
@@ -299,6 +321,7 @@ int main(void)
         STARTED(a_step_of_no_rows_does_nothing),
         STARTED(rows_come_back_to_the_item_that_wants_them),
         STARTED(the_probe_sees_every_stage_in_order),
+        STARTED(routes_are_counted_per_layer_and_expert),
         STARTED(kv_bytes_grow_with_context_and_format),
         cmocka_unit_test(a_value_that_is_not_finite_names_its_layer),
     };

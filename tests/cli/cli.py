@@ -77,6 +77,27 @@ def check_json_holds_what_was_promised():
     want([int(i) for i in plain.stdout.split()] == out["ids"], "the same ids as --print-ids", plain)
 
 
+def check_the_phases_of_a_profile_add_up_to_the_wall():
+    args = ("run", model, "--ids", ids, "-n", 33, "--temp", 0, "--ignore-eos", "--json")
+    done = call(*args, "--profile")
+    want(done.returncode == 0, "exit 0", done)
+    out = json.loads(done.stdout)
+    plain = json.loads(call(*args).stdout)
+    want("profile" not in plain and plain["ids"] == out["ids"], "no profile, same ids without --profile")
+    for half, tokens in (("prefill", 12), ("decode", 32)):
+        part = out["profile"][half]
+        total = sum(phase["s"] for phase in part["phases"].values())
+        want(part["tokens"] == tokens and 0.95 * part["wall_s"] <= total <= 1.05 * part["wall_s"],
+             f"{half}: phases {total} s of {part['wall_s']} s", done)
+        for phase in ("router", "dispatch", "experts_ram", "attention_projections", "attention", "head",
+                      "dense_mlp", "shared_expert"):
+            want(part["phases"][phase]["s"] > 0, f"{half}: time of {phase} in {part}")
+        want(part["phases"]["disk"]["s"] == 0 and part["phases"]["remote"]["s"] == 0, "all in RAM, alone")
+        want(part["phases"]["experts_ram"]["bytes"] > 0 and part["bytes"] > 0, "bytes are counted")
+        want("the wall is " in part["sentence"] and part["sentence"] in done.stderr, f"{half}: the sentence", done)
+    want(out["profile"]["decode"]["phases"]["sampling"]["s"] > 0, "sampling is a phase of decode")
+
+
 def check_the_same_seed_gives_the_same_ids_and_another_does_not():
     def run(seed):
         return call("run", model, "--ids", ids, "-n", 16, "--temp", 1, "--seed", seed, "--print-ids",

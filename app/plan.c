@@ -4,6 +4,7 @@
 #include "app/heat_file.h"
 #include "base/budget.h"
 #include "base/check.h"
+#include "expert_node/store.h"
 #include "model/convert/disk_space.h"
 
 #include <stdarg.h>
@@ -12,7 +13,6 @@
 #include <string.h>
 
 enum {
-    SLOTS_LEAST = 2,    /* the expert store's least number of slots to read experts through */
     FRAME_BYTES = 128,  /* header and entries of a row in a frame */
     MARGIN_DIVISOR = 50 /* of a source, in flight during --consume: about three of 141 shards */
 };
@@ -92,7 +92,7 @@ static void fill_model(const md_container *container, const app_sizes *sizes, ui
         .attention_scratch_bytes = sizes->attention_scratch_bytes,
         .expert_scratch_bytes = sizes->expert_scratch_bytes,
         .record_bytes = layout.record_bytes,
-        .slots_least = SLOTS_LEAST,
+        .slots_least = EN_STORE_SLOTS_LEAST,
         .layers = sparse,
         .experts = c->experts,
         .topk = c->topk,

@@ -12,7 +12,6 @@
 #include <string.h>
 
 enum {
-    STAGING_MIN = 2,         /* one being computed, one kept or read */
     STAGING_RAM_DIVISOR = 8, /* staging takes at most an eighth: residents never miss */
 };
 
@@ -64,16 +63,20 @@ static bool is_whole(const en_store *store, const owned_record *record)
     return record->mask == all_slices(layout);
 }
 
-/* What a record takes in RAM: its owned slices, each a multiple of 4 KiB. */
-static size_t kept_bytes(const en_store *store, const owned_record *record)
+/* What the owned slices of a record take in RAM, each a multiple of 4 KiB. */
+static size_t slices_bytes(const md_expert_layout *layout, uint32_t mask)
 {
-    const md_expert_layout *layout = &store->layouts[record->layer];
     size_t bytes = 0;
 
     for (uint32_t s = 0; s < layout->slices; s++) {
-        if (record->mask >> s & 1) bytes += md_slice_size(layout, s);
+        if (mask >> s & 1) bytes += md_slice_size(layout, s);
     }
     return bytes;
+}
+
+static size_t kept_bytes(const en_store *store, const owned_record *record)
+{
+    return slices_bytes(&store->layouts[record->layer], record->mask);
 }
 
 /* An owned record that this copy lacks is found at start, not by the first token that needs it. */
@@ -140,16 +143,41 @@ typedef struct {
     uint32_t slots; /* staging */
 } ram_plan;
 
-static void measure(const en_store *store, ram_plan *plan)
+static void measure(const md_expert_layout *layout, uint32_t mask, ram_plan *plan)
 {
-    for (uint32_t i = 0; i < store->record_count; i++) {
-        const owned_record *record = &store->records[i];
-        size_t whole = store->layouts[record->layer].record_bytes;
-        size_t bytes = kept_bytes(store, record);
-        plan->total += bytes;
-        if (bytes > plan->largest) plan->largest = bytes;
-        if (!is_whole(store, record) && whole > plan->bounce) plan->bounce = whole;
+    size_t bytes = slices_bytes(layout, mask);
+
+    plan->total += bytes;
+    if (bytes > plan->largest) plan->largest = bytes;
+    if (mask != all_slices(layout) && layout->record_bytes > plan->bounce)
+        plan->bounce = layout->record_bytes;
+}
+
+/* To read experts from disk. */
+static uint64_t least_bytes(const ram_plan *plan)
+{
+    return (uint64_t)plan->largest * EN_STORE_SLOTS_LEAST + plan->bounce;
+}
+
+uint64_t en_store_least_bytes(const md_container *container, const pl_map *map, uint32_t node,
+                              bool with_mtp)
+{
+    const md_config *config = md_container_config(container);
+    uint32_t layers = with_mtp ? md_config_layers_total(config) : config->layers;
+    ram_plan plan = {0};
+
+    for (uint32_t layer = 0; layer < layers; layer++) {
+        md_expert_layout layout;
+
+        if (!config->sparse[layer]) continue;
+        md_container_expert_layout(container, layer, &layout);
+        for (uint32_t expert = 0; expert < config->experts; expert++) {
+            uint32_t mask = pl_map_mask(map, layer, expert, node) & all_slices(&layout);
+
+            if (mask != 0) measure(&layout, mask, &plan);
+        }
     }
+    return plan.total < least_bytes(&plan) ? plan.total : least_bytes(&plan);
 }
 
 /* Decides residents and staging slots. Staging stays small: under the cyclic access of layer after
@@ -160,13 +188,14 @@ static rt_status plan_ram(en_store *store, uint64_t ram_bytes, ram_plan *plan, r
     uint64_t room, needed;
 
     *plan = (ram_plan){0};
-    measure(store, plan);
+    for (uint32_t i = 0; i < store->record_count; i++)
+        measure(&store->layouts[store->records[i].layer], store->records[i].mask, plan);
     if (plan->total <= ram_bytes) {
         store->resident_count = store->record_count;
         store->resident_bytes = plan->total;
         return RT_OK;
     }
-    needed = (uint64_t)plan->largest * STAGING_MIN + plan->bounce;
+    needed = least_bytes(plan);
     if (ram_bytes < needed) {
         return rt_fail(err, RT_ENOMEM,
                        "expert store: %llu bytes of RAM given; at least %llu are needed to read "
@@ -176,10 +205,10 @@ static rt_status plan_ram(en_store *store, uint64_t ram_bytes, ram_plan *plan, r
     }
     room = ram_bytes / STAGING_RAM_DIVISOR / plan->largest;
     plan->slots = room > topk + 1 ? topk + 1 : (uint32_t)room;
-    if (plan->slots < STAGING_MIN) plan->slots = STAGING_MIN;
+    if (plan->slots < EN_STORE_SLOTS_LEAST) plan->slots = EN_STORE_SLOTS_LEAST;
     room = ram_bytes - (uint64_t)plan->largest * plan->slots;
     /* An eighth and a read buffer may be more than a tiny budget has beside two slots. */
-    if (room < plan->bounce) plan->slots = STAGING_MIN;
+    if (room < plan->bounce) plan->slots = EN_STORE_SLOTS_LEAST;
     room = ram_bytes - (uint64_t)plan->largest * plan->slots - plan->bounce;
     while (store->resident_count < store->record_count) {
         size_t bytes = kept_bytes(store, &store->records[store->resident_count]);

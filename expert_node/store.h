@@ -18,6 +18,9 @@
 
 typedef struct en_store en_store;
 
+/* Staging slots with which experts can be used from disk: one being computed, one kept or read. */
+enum { EN_STORE_SLOTS_LEAST = 2 };
+
 typedef struct {
     const md_container *container; /* borrowed; outlives the store */
     const pl_map *map;             /* borrowed for the call: which records are this node's */
@@ -44,6 +47,11 @@ typedef struct {
  *           RT_ECANCELED  a stop was requested while loading */
 RT_MUST_CHECK rt_status en_store_open(const en_store_spec *spec, en_store **out, rt_err *err);
 void en_store_close(en_store *store);
+
+/* The least ram_bytes with which a store of this node opens: all of its records, or the staging slots
+ * and the read buffer when those take less. `container` may be a blueprint. */
+uint64_t en_store_least_bytes(const md_container *container, const pl_map *map, uint32_t node,
+                              bool with_mtp);
 
 typedef struct {
     const void *slice[MD_SLICES_MAX]; /* data of each owned slice, NULL for others */

@@ -273,6 +273,32 @@ static void a_budget_below_two_slots_is_refused_with_needed_and_given(void **sta
     close_fixture(&f);
 }
 
+/* Whole, sliced (with a read buffer), and a node whose share is less than two slots. */
+static void a_store_opens_with_its_least_bytes_and_not_with_less(void **state)
+{
+    static const struct {
+        pl_mode mode;
+        uint32_t nodes;
+    } cases[] = {{PL_WHOLE, 1}, {PL_SLICED, 2}, {PL_WHOLE, EXPERTS}};
+    tiny_model_spec spec = tiny_model_default();
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        en_store *store = NULL;
+        rt_err err = {RT_OK, ""};
+        uint64_t least;
+        fixture f;
+
+        open_fixture(&f, &spec, cases[i].mode, cases[i].nodes);
+        least = en_store_least_bytes(f.container, f.map, 0, false);
+        assert_true(least > 0);
+        assert_int_equal(open_store(&f, 0, least - 1, &store, &err), RT_ENOMEM);
+        assert_int_equal(open_store(&f, 0, least, &store, &err), RT_OK);
+        en_store_close(store);
+        close_fixture(&f);
+    }
+}
+
 static void another_nodes_record_is_refused(void **state)
 {
     tiny_model_spec spec = tiny_model_default();
@@ -499,6 +525,7 @@ int main(void)
         cmocka_unit_test(sliced_records_are_staged_through_the_read_buffer),
         cmocka_unit_test(pinned_slots_are_not_given_up),
         cmocka_unit_test(a_budget_below_two_slots_is_refused_with_needed_and_given),
+        cmocka_unit_test(a_store_opens_with_its_least_bytes_and_not_with_less),
         cmocka_unit_test(another_nodes_record_is_refused),
         cmocka_unit_test(mtp_experts_have_their_own_size),
         cmocka_unit_test(a_missing_pack_is_named_at_start),

@@ -133,6 +133,7 @@ static rt_status look_at_conversion(app_model *model, rt_err *err)
 
     if (status == RT_ENOMEM) return rt_fail(err, RT_ENOMEM, "%s", model->reason.text);
     model->state = status == RT_OK ? APP_MODEL_UNFINISHED : APP_MODEL_BROKEN;
+    model->ledger_damaged = status != RT_OK;
     if (status != RT_OK || ledger == NULL) return RT_OK; /* NULL: begun, nothing written */
     model->conversion = *md_ledger_get_options(ledger);
     model->records = model->conversion.records;
@@ -386,8 +387,13 @@ const char *app_model_next(const app_model *model, char *text, size_t text_bytes
                  "or a config.json");
         break;
     case APP_MODEL_BROKEN:
-        snprintf(text, text_bytes,
-                 "copy or download the file named above again, or convert the checkpoint again");
+        if (model->ledger_damaged)
+            snprintf(text, text_bytes, "delete %s and convert again into it: what was done is lost",
+                     model->path);
+        else
+            snprintf(
+                text, text_bytes,
+                "copy or download the file named above again, or convert the checkpoint again");
         break;
     case APP_MODEL_CONFIG:
         snprintf(text, text_bytes,

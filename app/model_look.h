@@ -41,7 +41,8 @@ typedef struct {
     /* UNFINISHED. */
     md_ledger_options conversion;
     uint64_t records_done, done_bytes;
-    bool running; /* a process holds the ledger's lock */
+    bool running;        /* a process holds the ledger's lock */
+    bool ledger_damaged; /* BROKEN: nothing tells what was done */
     char first_shard[128];
 } app_model;
 

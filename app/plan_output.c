@@ -3,9 +3,7 @@
 
 #include "base/budget.h"
 
-#include <jansson.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 typedef char size_text[24];
@@ -268,12 +266,11 @@ static json_t *speed_json(const pl_plan *p)
                      "terms", terms);
 }
 
-char *app_plan_json_text(const app_plan *plan, const app_model *model)
+json_t *app_plan_json(const app_plan *plan, const app_model *model)
 {
     const pl_plan *p = &plan->plan;
     json_t *advice_json = json_array(), *root;
     app_advice advice;
-    char *text;
 
     app_plan_advise(plan, model, &advice);
     for (uint32_t i = 0; i < advice.count; i++)
@@ -299,7 +296,5 @@ char *app_plan_json_text(const app_plan *plan, const app_model *model)
                                             whole(plan->disk_free_bytes), "needed_bytes",
                                             whole(plan->disk_needed_bytes), "consume_bytes",
                                             whole(plan->disk_consume_bytes)));
-    text = root == NULL ? NULL : json_dumps(root, JSON_COMPACT);
-    json_decref(root);
-    return text;
+    return root;
 }

@@ -6,9 +6,11 @@
 
 #include "app/plan.h"
 
+#include <jansson.h>
+
 void app_plan_print_text(const app_plan *plan, const app_model *model);
 
-/* malloc'd text without a newline; NULL when memory is short. */
-char *app_plan_json_text(const app_plan *plan, const app_model *model);
+/* NULL when memory is short. */
+json_t *app_plan_json(const app_plan *plan, const app_model *model);
 
 #endif

@@ -1,7 +1,7 @@
 /* verb_doctor.c - measures and judges this machine, and a model on it. */
 #include "app/doctor.h"
-#include "app/sizing.h"
 #include "app/output.h"
+#include "app/sizing.h"
 #include "app/verbs.h"
 #include "base/check.h"
 #include "kernels/select.h"
@@ -139,10 +139,8 @@ int app_verb_doctor(int argc, char **argv)
     case RT_PARSE_OK:
         break;
     }
-    if (options.deep && positional_count == 0) {
-        fprintf(stderr, "moesaic doctor: --deep checks a model: expected MODEL\n");
-        return APP_EXIT_USAGE;
-    }
+    if (options.deep && positional_count == 0)
+        return app_usage_error("doctor", "--deep checks a model: expected MODEL");
     doctor = (app_doctor){.json = options.json, .deep = options.deep, .session = options.session};
     doctor.rows = json_array();
     team_spec = (rt_team_spec){.threads = app_threads(&options.session, 1)};

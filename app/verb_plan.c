@@ -1,10 +1,10 @@
 /* verb_plan.c - what a model needs and what a machine makes of it, before anything is downloaded. */
+#include "app/output.h"
 #include "app/plan_output.h"
 #include "app/verbs.h"
 #include "kernels/select.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 typedef struct {
     app_model_options session;
@@ -147,15 +147,10 @@ static int explain(const app_model *model)
 
 static int print(const app_plan *plan, const app_model *model, bool json)
 {
-    if (json) {
-        char *text = app_plan_json_text(plan, model);
-
-        if (text == NULL) return APP_EXIT_FAILED;
-        printf("%s\n", text);
-        free(text);
-    } else {
+    if (!json)
         app_plan_print_text(plan, model);
-    }
+    else if (!app_json_print("plan", app_plan_json(plan, model)))
+        return APP_EXIT_FAILED;
     return plan->plan.fits ? APP_EXIT_OK : APP_EXIT_FAILED;
 }
 

@@ -1,6 +1,7 @@
 /* verb_status.c - a look at a model that takes less than a second: what is there, what fits, what next. */
 #include "app/heat_file.h"
 #include "app/model_look.h"
+#include "app/output.h"
 #include "app/sizing.h"
 #include "app/verbs.h"
 #include "base/budget.h"
@@ -308,7 +309,7 @@ static bool print_json(const status_report *report)
     const app_model *model = &report->model;
     const md_container_info *info =
         model->state == APP_MODEL_CONTAINER ? md_container_get_info(model->container) : NULL;
-    char next[512], id[65] = "", *text;
+    char next[512], id[65] = "";
     json_t *root;
 
     if (info != NULL) md_model_id_format(info->model_id, id);
@@ -323,12 +324,7 @@ static bool print_json(const status_report *report)
         (int)model->shards_missing, "source_bytes", whole(model->source_bytes), "missing",
         missing_json(model), "heat", heat_json(report), "memory", memory_json(&report->fits),
         "free_bytes", whole(report->free_bytes), "next", app_model_next(model, next, sizeof(next)));
-    text = root == NULL ? NULL : json_dumps(root, JSON_COMPACT);
-    json_decref(root);
-    if (text == NULL) return false;
-    printf("%s\n", text);
-    free(text);
-    return true;
+    return app_json_print("status", root);
 }
 
 int app_verb_status(int argc, char **argv)

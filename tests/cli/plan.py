@@ -238,13 +238,14 @@ def check_half_a_conversion_says_how_far_it_is_and_to_run_it_again():
 def check_a_ledger_that_is_damaged_is_named():
     target = place("ledger")
     os.makedirs(target)
+    open(os.path.join(target, "convert.ledger"), "wb").close()  # a conversion that died at its start
+    out = asked("status", target, code=3)
+    want(out["records"] == 0 and "run convert again" in out["next"], f"{out}")
     open(os.path.join(target, "convert.ledger"), "wb").write(b"not a ledger at all" * 10)
+    open(os.path.join(target, "dense.bin"), "wb").write(b"\0" * 4096)
     out = asked("status", target, code=1)
     want(out["state"] == "broken" and "convert.ledger" in out["reason"] and "delete" in out["next"], f"{out}")
     want("delete" in rows(target, code=1)["model"]["advice"], "doctor")
-    open(os.path.join(target, "convert.ledger"), "wb").close()  # a conversion that died at once
-    out = asked("status", target, code=3)
-    want(out["records"] == 0 and "run convert again" in out["next"], f"{out}")
 
 
 def check_a_download_that_is_not_complete_is_named():

@@ -1,38 +1,17 @@
-/* bench_kernels.c - time of one q4 expert at several batch sizes against the machine's read
- * bandwidth, both measured in this run on the same memory.
+/* bench_kernels.c - the kernels on GLM-5.2's shapes against what the machine gives in the same run.
  *
- * Prints CSV after a header of '#' lines about the machine. The pool of experts is cycled, so that
- * weights come from memory, not from a cache. Time is this thread's processor time and the fastest
- * pass counts: on a shared machine neither waiting for a turn nor a neighbour's burst is ours. One
- * thread: cores are added by base/team outside the kernels. */
-#include "base/slab.h"
+ * Prints CSV after a header of '#' lines about the machine. `floor` is the figure that a row is held
+ * against: bytes a second against reading the same pool with as many threads, operations against
+ * the peak of fused adds, two threads against one. Time is processor time (kernels/measure.h). */
 #include "base/team.h"
-#include "kernels/mathf.h"
-#include "kernels/matmul.h"
+#include "kernels/measure.h"
 #include "kernels/select.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-enum { HIDDEN = 6144, INTER = 2048, GROUP = 64, TOKENS_MAX = 32, EXPERTS_DEFAULT = 24 };
-
-typedef struct {
-    size_t gate_bytes, down_bytes, expert_bytes;
-    uint32_t experts;
-    rt_slab pool, scratch;
-    float *x, *gate, *up, *y; /* in scratch */
-    void *x_quant, *h_quant;
-} setup;
-
-static double seconds(void)
-{
-    struct timespec now = {0};
-
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
+enum { HIDDEN = 6144, INTER = 2048, SLICE = 256, VOCAB_PART = 16384, EXPERTS_DEFAULT = 24 };
 
 static void print_machine(void)
 {
@@ -48,164 +27,190 @@ static void print_machine(void)
     if (file != NULL) fclose(file);
 }
 
-static rt_status create(setup *s, uint32_t experts, rt_err *err)
-{
-    size_t x_bytes = sizeof(float) * TOKENS_MAX * HIDDEN;
-    size_t h_bytes = sizeof(float) * TOKENS_MAX * INTER;
-    size_t xq_bytes = kn_rows_quant_bytes(TOKENS_MAX, HIDDEN, GROUP);
-    char *at;
+typedef struct {
+    kn_measure *measure;
+    uint32_t threads;
+    double read[2];  /* bytes a second, by kn_measure_threads */
+    double peak;     /* flop/s of one thread */
+    double batch[2]; /* seconds of one thread at 8 and 32 rows */
+} bench;
 
-    *s = (setup){.experts = experts};
-    s->gate_bytes = kn_qmat_bytes(KN_Q4, INTER, HIDDEN, GROUP);
-    s->down_bytes = kn_qmat_bytes(KN_Q4, HIDDEN, INTER, GROUP);
-    s->expert_bytes = 2 * s->gate_bytes + s->down_bytes;
-    RT_TRY(rt_slab_alloc(s->expert_bytes * experts, &s->pool, err));
-    RT_TRY(rt_slab_alloc(2 * x_bytes + 2 * h_bytes + 2 * xq_bytes + 4096, &s->scratch, err));
-    at = s->scratch.data;
-    s->x = (float *)(void *)at;
-    s->y = (float *)(void *)(at += x_bytes);
-    s->gate = (float *)(void *)(at += x_bytes);
-    s->up = (float *)(void *)(at += h_bytes);
-    s->x_quant = at += h_bytes;
-    s->h_quant = at + xq_bytes;
+static void print_row(const char *what, uint32_t threads, uint32_t rows, const kn_measured *m,
+                      const char *floor, double ratio)
+{
+    printf("%s,%s,%u,%u,%.4f,%.2f,%.1f,%s,%.3f\n", what, kn_variant_name(kn_selected()), threads,
+           rows, m->seconds * 1e3, m->bytes / m->seconds * 1e-9, m->ops / m->seconds * 1e-9, floor,
+           ratio);
+    fflush(stdout);
+}
+
+/* The best reading so far; neighbours come and go, so it is taken again before each comparison. */
+static void read_again(bench *b, kn_measure_threads threads)
+{
+    kn_measured m;
+
+    kn_measure_read(b->measure, threads, &m);
+    if (m.bytes / m.seconds > b->read[threads]) b->read[threads] = m.bytes / m.seconds;
+    print_row("read", threads == KN_ONE_THREAD ? 1 : b->threads, 0, &m, "-", 0);
+}
+
+static rt_status experts(bench *b, kn_measure_threads threads, rt_err *err)
+{
+    static const kn_measure_expert_shape shape = {HIDDEN, INTER, SLICE};
+    static const uint32_t rows[] = {1, 2, 4, 8, 16, 32};
+    uint32_t count = threads == KN_ONE_THREAD ? 1 : b->threads;
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        kn_measured m;
+        double *one = rows[i] == 8 ? &b->batch[0] : rows[i] == 32 ? &b->batch[1] : NULL;
+
+        RT_TRY(kn_measure_expert(b->measure, threads, &shape, rows[i], &m, err));
+        if (rows[i] < 8) {
+            print_row("q4_expert", count, rows[i], &m, "read",
+                      m.bytes / m.seconds / b->read[threads]);
+        } else if (threads == KN_ALL_THREADS && one != NULL) {
+            print_row("q4_expert", count, rows[i], &m, "one thread", *one / m.seconds);
+        } else {
+            if (one != NULL) *one = m.seconds;
+            print_row("q4_expert", count, rows[i], &m, "-", 0);
+        }
+    }
     return RT_OK;
 }
 
-/* One expert is quantised; the others are copies: the time does not depend on the values. */
-static void fill(setup *s)
+static rt_status products(bench *b, kn_measure_threads threads, rt_err *err)
 {
-    char *pool = s->pool.data;
-    float *row = malloc(sizeof(float) * 16 * HIDDEN);
-    uint32_t seed = 1;
-    size_t tile = kn_qmat_tile_bytes(KN_Q4, HIDDEN, GROUP);
+    static const struct {
+        const char *what;
+        kn_qmat shape;
+        uint32_t rows;
+    } cases[] = {
+        {"lm_head_q8", {KN_Q8, VOCAB_PART, HIDDEN, 0, NULL}, 1},
+        {"o_proj_q8", {KN_Q8, HIDDEN, 16384, 0, NULL}, 1},
+        {"dense_q8", {KN_Q8, 12288, HIDDEN, 0, NULL}, 8},
+        {"dense_q8", {KN_Q8, 12288, HIDDEN, 0, NULL}, 32},
+        {"router_f32", {KN_F32, 256, HIDDEN, 0, NULL}, 1},
+        {"dense_f32", {KN_F32, 2048, HIDDEN, 0, NULL}, 1},
+        {"dense_f32", {KN_F32, 2048, HIDDEN, 0, NULL}, 32},
+        {"dense_bf16", {KN_BF16, 2048, HIDDEN, 0, NULL}, 1},
+        {"dense_bf16", {KN_BF16, 2048, HIDDEN, 0, NULL}, 32},
+    };
 
-    if (row == NULL) return;
-    for (uint32_t i = 0; i < 16 * HIDDEN; i++) {
-        seed = seed * 1664525U + 1013904223U;
-        row[i] = ((float)(seed >> 8) * 0x1p-24F - 0.5F) * 0.05F;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        bool is_int = kn_format_is_int(cases[i].shape.format);
+        uint32_t count = threads == KN_ONE_THREAD ? 1 : b->threads;
+        kn_measured m;
+
+        RT_TRY(kn_measure_product(b->measure, threads, &cases[i].shape, cases[i].rows, &m, err));
+        if (cases[i].rows == 1)
+            print_row(cases[i].what, count, 1, &m, "read", m.bytes / m.seconds / b->read[threads]);
+        else if (is_int)
+            print_row(cases[i].what, count, cases[i].rows, &m, "-", 0);
+        else
+            print_row(cases[i].what, count, cases[i].rows, &m, "peak",
+                      m.ops / m.seconds / b->peak / count);
     }
-    kn_qmat_pack(KN_Q4, HIDDEN, GROUP, row, HIDDEN, 16, pool);
-    for (size_t at = tile; at + tile <= 2 * s->gate_bytes; at += tile)
-        memcpy(pool + at, pool, tile);
-    /* down: the same groups, fewer of them in a tile. */
-    memcpy(pool + 2 * s->gate_bytes, pool, s->down_bytes);
-    for (uint32_t e = 1; e < s->experts; e++)
-        memcpy(pool + e * s->expert_bytes, pool, s->expert_bytes);
-    for (uint32_t i = 0; i < TOKENS_MAX * HIDDEN; i++)
-        s->x[i] = row[i % (16 * HIDDEN)] * 20;
-    free(row);
+    return RT_OK;
 }
 
-/* Quantise, gate, up, silu, quantise, down: what an expert node does for one expert. */
-static void run_expert(setup *s, uint32_t expert, uint32_t tokens)
+static rt_status attention(bench *b, rt_err *err)
 {
-    const char *at = (const char *)s->pool.data + expert * s->expert_bytes;
-    kn_qmat gate = {KN_Q4, INTER, HIDDEN, GROUP, at};
-    kn_qmat up = {KN_Q4, INTER, HIDDEN, GROUP, at + s->gate_bytes};
-    kn_qmat down = {KN_Q4, HIDDEN, INTER, GROUP, at + 2 * s->gate_bytes};
-    kn_rows x = kn_rows_quantise(s->x, HIDDEN, tokens, HIDDEN, GROUP, s->x_quant);
-    kn_rows h;
+    /* All heads of a query row, and the 16 that are one chunk of the engine's work. */
+    for (uint32_t i = 0; i < 4; i++) {
+        bool bf16 = i % 2 != 0;
+        kn_measure_attention_shape shape = {i < 2 ? 64 : 16, 512, 64, 2048, bf16};
+        kn_measured_attention m;
+        kn_measured index;
 
-    kn_matmul(s->gate, INTER, &x, &gate, 0, INTER);
-    kn_matmul(s->up, INTER, &x, &up, 0, INTER);
-    kn_silu_mul(s->gate, s->gate, s->up, (size_t)tokens * INTER);
-    h = kn_rows_quantise(s->gate, INTER, tokens, INTER, GROUP, s->h_quant);
-    kn_matmul(s->y, HIDDEN, &h, &down, 0, HIDDEN);
+        RT_TRY(kn_measure_attention(b->measure, &shape, &m, err));
+        if (i == 0)
+            printf("# attention: rows are the heads, 2048 positions; index: rows are keys\n");
+        print_row(bf16 ? "scores_bf16" : "scores_f32", 1, shape.heads, &m.scores, "peak",
+                  m.scores.ops / m.scores.seconds / b->peak);
+        print_row("softmax", 1, shape.heads, &m.softmax, "-", 0);
+        print_row(bf16 ? "values_bf16" : "values_f32", 1, shape.heads, &m.values, "peak",
+                  m.values.ops / m.values.seconds / b->peak);
+        print_row(bf16 ? "attention_bf16" : "attention_f32", 1, shape.heads, &m.all, "peak",
+                  m.all.ops / m.all.seconds / b->peak);
+        if (i >= 2) continue;
+        RT_TRY(kn_measure_index(b->measure, 32, 128, 8192, bf16, &index, err));
+        print_row(bf16 ? "index_bf16" : "index_f32", 1, 8192, &index, "peak",
+                  index.ops / index.seconds / b->peak);
+    }
+    return RT_OK;
 }
 
-/* GB/s of one stream through the whole pool, best of a few passes. One word per line is touched:
- * adding up every word would measure the adder too. */
-static double read_bandwidth(const setup *s, int passes)
+/* The floor is the time for each score of the shortest list: 1 is linear. */
+static rt_status selection(bench *b, rt_err *err)
 {
-    enum { LINE = 8 };
-    const uint64_t *data = s->pool.data;
-    size_t words = s->pool.bytes / sizeof(uint64_t) / (4 * LINE) * (4 * LINE);
-    double best = 0;
-    volatile uint64_t sink;
+    double each = 0;
 
-    for (int pass = 0; pass < passes; pass++) {
-        uint64_t sum[4] = {0};
-        double start = seconds(), rate;
+    for (uint32_t n = 8192; n <= 131072; n *= 4) {
+        kn_measured m;
 
-        for (size_t i = 0; i < words; i += 4 * LINE)
-            for (size_t j = 0; j < 4; j++)
-                sum[j] += data[i + j * LINE];
-        sink = sum[0] + sum[1] + sum[2] + sum[3];
-        (void)sink;
-        rate = (double)(words * sizeof(uint64_t)) / (seconds() - start) * 1e-9;
-        if (rate > best) best = rate;
+        RT_TRY(kn_measure_topk(b->measure, n, 2048, &m, err));
+        if (each == 0) each = m.seconds / n;
+        print_row("topk_2048", 1, n, &m, "linear", each * n / m.seconds);
     }
-    return best;
+    return RT_OK;
 }
 
-/* Best of: mean time of an expert over one cycle of the pool. */
-static double expert_seconds(setup *s, uint32_t tokens, int passes)
+static rt_status report(bench *b, rt_err *err)
 {
-    uint32_t cycle = tokens >= 8 ? s->experts / 4 : s->experts;
-    uint32_t next = 0;
-    double best = 1e9;
+    kn_measured peak;
 
-    if (cycle == 0) cycle = 1;
-    for (int pass = 0; pass < passes; pass++) {
-        double start = seconds(), mean;
-
-        for (uint32_t e = 0; e < cycle; e++, next = (next + 1) % s->experts)
-            run_expert(s, next, tokens);
-        mean = (seconds() - start) / cycle;
-        if (mean < best) best = mean;
+    kn_measure_peak(b->measure, &peak);
+    b->peak = peak.ops / peak.seconds;
+    print_row("peak_f32", 1, 0, &peak, "-", 0);
+    for (int threads = KN_ONE_THREAD; threads <= KN_ALL_THREADS; threads++) {
+        if (threads == KN_ALL_THREADS && b->threads == 1) break;
+        read_again(b, (kn_measure_threads)threads);
+        RT_TRY(experts(b, (kn_measure_threads)threads, err));
+        read_again(b, (kn_measure_threads)threads);
+        RT_TRY(products(b, (kn_measure_threads)threads, err));
     }
-    return best;
-}
-
-static void report(setup *s, const char *variant, int passes)
-{
-    static const uint32_t batches[] = {1, 2, 4, 8, 32};
-    double bandwidth = read_bandwidth(s, passes);
-
-    for (size_t i = 0; i < sizeof(batches) / sizeof(batches[0]); i++) {
-        double time = expert_seconds(s, batches[i], passes);
-        double again = read_bandwidth(s, 1), rate = (double)s->expert_bytes / time * 1e-9;
-        double macs = 3.0 * HIDDEN * INTER * batches[i];
-
-        if (again > bandwidth) bandwidth = again;
-        printf("q4_expert,%s,1,%u,%.3f,%.2f,%.2f,%.3f,%.1f\n", variant, batches[i], time * 1e3,
-               rate, bandwidth, rate / bandwidth, 2 * macs / time * 1e-9);
-        fflush(stdout);
-    }
+    RT_TRY(attention(b, err));
+    return selection(b, err);
 }
 
 static int usage(void)
 {
-    fprintf(stderr, "usage: bench_kernels [VARIANT [EXPERTS [PASSES]]]\n"
-                    "  VARIANT  auto, ref, avx2, avx512 (default auto)\n"
+    fprintf(stderr, "usage: bench_kernels [VARIANT [EXPERTS [PASSES [THREADS]]]]\n"
+                    "  VARIANT  " KN_VARIANT_CHOICES " (default auto)\n"
                     "  EXPERTS  in the pool, 20 MB each (default 24; more than the caches hold)\n"
-                    "  PASSES   the fastest counts (default 7)\n");
+                    "  PASSES   the fastest counts (default 7)\n"
+                    "  THREADS  of the second half (default: the usable processors)\n");
     return 2;
 }
 
 int main(int argc, char **argv)
 {
     const char *variant = argc > 1 ? argv[1] : "auto";
-    long experts = argc > 2 ? strtol(argv[2], NULL, 10) : EXPERTS_DEFAULT;
+    long experts_count = argc > 2 ? strtol(argv[2], NULL, 10) : EXPERTS_DEFAULT;
     long passes = argc > 3 ? strtol(argv[3], NULL, 10) : 7;
-    setup s = {0};
+    long threads = argc > 4 ? strtol(argv[4], NULL, 10) : (long)rt_cpus_usable();
+    kn_measure_spec spec = {0};
+    bench b = {0};
     rt_err err = {0};
-    int result = 0;
+    rt_status status;
 
-    if (argc > 4 || experts < 1 || experts > 4096 || passes < 1 || passes > 1000) return usage();
+    if (argc > 5 || experts_count < 6 || experts_count > 4096 || passes < 1 || passes > 1000 ||
+        threads < 1 || threads > 1024)
+        return usage();
     rt_float_env_set();
-    if (kn_select(variant, &err) != RT_OK || create(&s, (uint32_t)experts, &err) != RT_OK) {
-        fprintf(stderr, "bench_kernels: %s\n", err.text);
-        result = 1;
-    } else {
+    spec.passes = (uint32_t)passes;
+    spec.threads = (uint32_t)threads;
+    spec.pool_bytes =
+        (size_t)experts_count * 3 * kn_qmat_bytes(KN_Q4, INTER, HIDDEN, kn_group(HIDDEN, 0));
+    b.threads = spec.threads;
+    status = kn_select(variant, &err);
+    if (status == RT_OK) status = kn_measure_create(&spec, &b.measure, &err);
+    if (status == RT_OK) {
         print_machine();
-        printf("# one q4 expert %u x %u, group %u: %zu bytes; pool of %ld\n", HIDDEN, INTER, GROUP,
-               s.expert_bytes, experts);
-        printf("what,variant,threads,tokens,ms,gb_per_s,read_gb_per_s,ratio,gop_per_s\n");
-        fill(&s);
-        report(&s, kn_variant_name(kn_selected()), (int)passes);
+        printf("what,variant,threads,rows,ms,gb_per_s,gop_per_s,floor,ratio\n");
+        status = report(&b, &err);
     }
-    rt_slab_free(&s.pool);
-    rt_slab_free(&s.scratch);
-    return result;
+    if (status != RT_OK) fprintf(stderr, "bench_kernels: %s\n", err.text);
+    kn_measure_free(b.measure);
+    return status == RT_OK ? 0 : 1;
 }

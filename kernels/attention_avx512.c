@@ -1,136 +1,202 @@
-/* attention_avx512.c - the inner loops of attention with AVX-512: a block of 16 positions, or 16
- * columns, is one register, and eight heads keep the multipliers busy. */
+/* attention_avx512.c - the inner loops of attention with AVX-512: eight heads times 32 positions, or
+ * 32 columns, are sixteen chains of fused adds, which keep both multipliers busy while fewer than
+ * one operand a chain is loaded. */
 #include "kernels/attention_blocks.h"
 
 #if KN_X86
 
 #include <immintrin.h>
+#include <string.h>
 
-enum { HEADS = 8 };
+enum { HEADS = 8, LANES = 32 };
 
-KN_AVX512_INLINE __mmask16 mask_of(uint32_t left)
+typedef struct {
+    __mmask16 half[2];
+} lane_mask;
+
+KN_AVX512_INLINE lane_mask mask_of(size_t left)
 {
-    return (__mmask16)(left >= 16 ? 0xffffU : (1U << left) - 1);
+    uint32_t ones = left >= LANES ? UINT32_MAX : (1U << left) - 1;
+
+    return (lane_mask){{(__mmask16)(ones & 0xffffU), (__mmask16)(ones >> 16)}};
 }
 
-/* Continues `heads` chains, their multipliers `stride` apart, over `steps` rows of 16 values that
+/* Continues `heads` chains, their multipliers `stride` apart, over `steps` rows of 32 values that
  * lie row_floats apart. */
-KN_AVX512_INLINE void chains(__m512 *acc, const float *x, size_t stride, const float *rows,
-                             size_t row_floats, uint32_t steps, int heads)
+KN_AVX512_INLINE void chains(__m512 (*acc)[2], const float *x, size_t stride, const float *rows,
+                             size_t row_floats, uint32_t steps, kn_ahead *ahead, int heads)
 {
-    for (uint32_t k = 0; k < steps; k++) {
-        __m512 v = _mm512_loadu_ps(rows + k * row_floats);
+    for (uint32_t k = 0; k < steps;) {
+        uint32_t end = steps - k < KN_AHEAD_STEPS ? steps : k + KN_AHEAD_STEPS;
 
+        kn_ahead_ask(ahead);
+        for (; k < end; k++, rows += row_floats) {
+            __m512 v0 = _mm512_loadu_ps(rows), v1 = _mm512_loadu_ps(rows + 16);
+
+            KN_UNROLL
+            for (int h = 0; h < heads; h++) {
+                __m512 b = _mm512_set1_ps(x[(size_t)h * stride + k]);
+
+                acc[h][0] = _mm512_fmadd_ps(b, v0, acc[h][0]);
+                acc[h][1] = _mm512_fmadd_ps(b, v1, acc[h][1]);
+            }
+        }
+    }
+}
+
+KN_AVX512_INLINE void load_rows(__m512 (*acc)[2], const float *at, size_t stride, lane_mask mask,
+                                int heads)
+{
+    KN_UNROLL
+    for (int h = 0; h < heads; h++, at += stride) {
+        acc[h][0] = _mm512_maskz_loadu_ps(mask.half[0], at);
+        acc[h][1] = _mm512_maskz_loadu_ps(mask.half[1], at + 16);
+    }
+}
+
+KN_AVX512_INLINE void store_rows(float *at, size_t stride, lane_mask mask, __m512 (*acc)[2],
+                                 int heads)
+{
+    KN_UNROLL
+    for (int h = 0; h < heads; h++, at += stride) {
+        _mm512_mask_storeu_ps(at, mask.half[0], acc[h][0]);
+        _mm512_mask_storeu_ps(at + 16, mask.half[1], acc[h][1]);
+    }
+}
+
+KN_AVX512_INLINE void score_heads(float *score, const float *q, size_t q_stride, const float *block,
+                                  const kn_score_step *step, int heads)
+{
+    const lane_mask mask = mask_of(step->left);
+    const __m512 scale = _mm512_set1_ps(step->scale);
+    __m512 acc[HEADS][2];
+
+    if (step->first) {
         KN_UNROLL
         for (int h = 0; h < heads; h++)
-            acc[h] = _mm512_fmadd_ps(_mm512_set1_ps(x[(size_t)h * stride + k]), v, acc[h]);
+            acc[h][0] = acc[h][1] = _mm512_setzero_ps();
+    } else {
+        load_rows(acc, score, step->count, mask, heads);
     }
-}
-
-KN_AVX512_INLINE void score_heads(float *score, const float *q, size_t q_stride,
-                                  const float (*block)[KN_ATTN_BLOCK], const kn_score_step *step,
-                                  int heads)
-{
-    const __mmask16 mask = mask_of(step->left);
-    const __m512 scale = _mm512_set1_ps(step->scale);
-    __m512 acc[HEADS];
-
-    KN_UNROLL
-    for (int h = 0; h < heads; h++)
-        acc[h] = step->first ? _mm512_setzero_ps()
-                             : _mm512_maskz_loadu_ps(mask, score + (size_t)h * step->count);
-    chains(acc, q, q_stride, block[0], KN_ATTN_BLOCK, step->width, heads);
-    KN_UNROLL
-    for (int h = 0; h < heads; h++) {
-        if (step->last) acc[h] = _mm512_mul_ps(acc[h], scale);
-        _mm512_mask_storeu_ps(score + (size_t)h * step->count, mask, acc[h]);
+    chains(acc, q, q_stride, block, KN_ATTN_BLOCK, step->width, step->ahead, heads);
+    if (step->last) {
+        KN_UNROLL
+        for (int h = 0; h < heads; h++) {
+            acc[h][0] = _mm512_mul_ps(acc[h][0], scale);
+            acc[h][1] = _mm512_mul_ps(acc[h][1], scale);
+        }
     }
+    store_rows(score, step->count, mask, acc, heads);
 }
 
 KN_AVX512_FN static void score_leaf(float *score, const float *q, size_t q_stride, uint32_t heads,
                                     const float (*block)[KN_ATTN_BLOCK], const kn_score_step *step)
 {
-    uint32_t h = 0;
+    for (uint32_t h = 0, n; h < heads; h += n) {
+        float *to = score + (size_t)h * step->count;
+        const float *qh = q + h * q_stride;
 
-    for (; h + HEADS <= heads; h += HEADS)
-        score_heads(score + (size_t)h * step->count, q + h * q_stride, q_stride, block, step,
-                    HEADS);
-    for (; h < heads; h++)
-        score_heads(score + (size_t)h * step->count, q + h * q_stride, q_stride, block, step, 1);
+        n = kn_heads_step(heads - h, HEADS);
+#define CASE(n) score_heads(to, qh, q_stride, block[0], step, n)
+        KN_HEADS_SWITCH(n, CASE)
+#undef CASE
+    }
 }
 
-KN_AVX512_INLINE void value_heads(float *out, size_t out_stride, const float *e, size_t e_stride,
-                                  const float *block, uint32_t rows, uint32_t left, int heads)
+KN_AVX512_INLINE void value_heads(float *out, size_t out_stride, const float (*e)[KN_VALUE_ROWS],
+                                  const float *block, uint32_t rows, size_t left, kn_ahead *ahead,
+                                  int heads)
 {
-    const __mmask16 mask = mask_of(left);
-    __m512 acc[HEADS];
+    const lane_mask mask = mask_of(left);
+    __m512 acc[HEADS][2];
 
-    KN_UNROLL
-    for (int h = 0; h < heads; h++)
-        acc[h] = _mm512_maskz_loadu_ps(mask, out + (size_t)h * out_stride);
-    chains(acc, e, e_stride, block, KN_VALUE_WIDTH, rows, heads);
-    KN_UNROLL
-    for (int h = 0; h < heads; h++)
-        _mm512_mask_storeu_ps(out + (size_t)h * out_stride, mask, acc[h]);
+    load_rows(acc, out, out_stride, mask, heads);
+    chains(acc, e[0], KN_VALUE_ROWS, block, KN_VALUE_WIDTH, rows, ahead, heads);
+    store_rows(out, out_stride, mask, acc, heads);
 }
 
 KN_AVX512_FN static void value_leaf(float *out, size_t out_stride, const float *e, size_t e_stride,
                                     uint32_t heads, const float (*block)[KN_VALUE_WIDTH],
-                                    uint32_t rows, uint32_t width)
+                                    uint32_t rows, uint32_t width, kn_ahead *ahead)
 {
-    for (uint32_t h = 0; h < heads;) {
-        uint32_t step = h + HEADS <= heads ? HEADS : 1;
+    _Alignas(64) float packed[HEADS][KN_VALUE_ROWS];
 
-        for (uint32_t r = 0; r < width; r += 16) {
+    for (uint32_t h = 0, n; h < heads; h += n) {
+        n = kn_heads_step(heads - h, HEADS);
+        for (uint32_t i = 0; i < n; i++)
+            memcpy(packed[i], e + (h + i) * e_stride, rows * sizeof(float));
+        for (uint32_t r = 0; r < width; r += LANES) {
             float *to = out + h * out_stride + r;
 
-            if (step == HEADS)
-                value_heads(to, out_stride, e + h * e_stride, e_stride, &block[0][r], rows,
-                            width - r, HEADS);
-            else
-                value_heads(to, out_stride, e + h * e_stride, e_stride, &block[0][r], rows,
-                            width - r, 1);
+#define CASE(n)                                                                                    \
+    value_heads(to, out_stride, (const float(*)[KN_VALUE_ROWS])packed, &block[0][r], rows,         \
+                width - r, ahead, n)
+            KN_HEADS_SWITCH(n, CASE)
+#undef CASE
         }
-        h += step;
     }
 }
 
-KN_AVX512_INLINE __m512 index_heads(__m512 total, const float *q, const float *weight,
-                                    const float (*block)[KN_ATTN_BLOCK], uint32_t dim,
-                                    float key_scale, int heads)
+KN_AVX512_INLINE void index_heads(__m512 *total, const float *q, const float *weight,
+                                  const float *block, uint32_t dim, float key_scale,
+                                  kn_ahead *ahead, int heads)
 {
     const __m512 scale = _mm512_set1_ps(key_scale), zero = _mm512_setzero_ps();
-    __m512 acc[HEADS];
+    __m512 acc[HEADS][2];
 
     KN_UNROLL
     for (int h = 0; h < heads; h++)
-        acc[h] = zero;
-    chains(acc, q, dim, block[0], KN_ATTN_BLOCK, dim, heads);
+        acc[h][0] = acc[h][1] = zero;
+    chains(acc, q, dim, block, KN_ATTN_BLOCK, dim, ahead, heads);
     KN_UNROLL
     for (int h = 0; h < heads; h++) {
-        /* max_ps gives its second operand when that is NaN: a NaN stays. */
-        __m512 relu = _mm512_max_ps(zero, _mm512_mul_ps(acc[h], scale));
+        __m512 w = _mm512_set1_ps(weight[h]);
 
-        total = _mm512_fmadd_ps(_mm512_set1_ps(weight[h]), relu, total);
+        /* max_ps gives its second operand when that is NaN: a NaN stays. */
+        KN_UNROLL
+        for (int j = 0; j < 2; j++)
+            total[j] =
+                _mm512_fmadd_ps(w, _mm512_max_ps(zero, _mm512_mul_ps(acc[h][j], scale)), total[j]);
     }
-    return total;
 }
 
 KN_AVX512_FN static void index_leaf(float *total, const float *q, const float *weight,
                                     uint32_t heads, uint32_t dim,
-                                    const float (*block)[KN_ATTN_BLOCK], float key_scale)
+                                    const float (*block)[KN_ATTN_BLOCK], float key_scale,
+                                    kn_ahead *ahead)
 {
-    __m512 sum = _mm512_setzero_ps();
-    uint32_t h = 0;
+    __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
 
-    for (; h + HEADS <= heads; h += HEADS)
-        sum = index_heads(sum, q + (size_t)h * dim, weight + h, block, dim, key_scale, HEADS);
-    for (; h < heads; h++)
-        sum = index_heads(sum, q + (size_t)h * dim, weight + h, block, dim, key_scale, 1);
-    _mm512_storeu_ps(total, sum);
+    for (uint32_t h = 0, n; h < heads; h += n) {
+        n = kn_heads_step(heads - h, HEADS);
+#define CASE(n)                                                                                    \
+    index_heads(sum, q + (size_t)h * dim, weight + h, block[0], dim, key_scale, ahead, n)
+        KN_HEADS_SWITCH(n, CASE)
+#undef CASE
+    }
+    _mm512_storeu_ps(total, sum[0]);
+    _mm512_storeu_ps(total + 16, sum[1]);
 }
 
-static const kn_attn_leaves avx512_leaves = {score_leaf, value_leaf, index_leaf};
+/* The row goes to a block whose columns are a multiple of 16. */
+KN_AVX512_FN static void load_row(float *values, bool bf16, const void *row, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i += 16) {
+        const __mmask16 mask = (__mmask16)(count - i >= 16 ? 0xffffU : (1U << (count - i)) - 1);
+        __m512 v;
+
+        if (bf16)
+            v = _mm512_castsi512_ps(_mm512_slli_epi32(
+                _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, (const uint16_t *)row + i)),
+                16));
+        else
+            v = _mm512_maskz_loadu_ps(mask, (const float *)row + i);
+        _mm512_store_ps(values + i, v);
+    }
+}
+
+static const kn_attn_leaves avx512_leaves = {HEADS,      LANES,      load_row,
+                                             score_leaf, value_leaf, index_leaf};
 
 void kn_avx512_attn_scores(float *score, const float *q, size_t q_stride, uint32_t heads,
                            const kn_cache_view *cache, const uint32_t *list, uint32_t count,

@@ -1,8 +1,8 @@
 /* attention_blocks.h - attention cut into blocks, with the inner loops of a variant as leaves;
  * internal to this folder.
  *
- * Gathering, transposing and tails are the same for AVX2 and AVX-512 (attention_avx2.c); only the
- * loops over fused adds differ. */
+ * Gathering and transposing are the same for AVX2 and AVX-512 (attention_blocked.c); only the loops
+ * over fused adds differ. They take a few heads at a time, each with its own chain per lane. */
 #ifndef KERNELS_ATTENTION_BLOCKS_H
 #define KERNELS_ATTENTION_BLOCKS_H
 
@@ -11,12 +11,54 @@
 #if KN_X86
 
 enum {
-    KN_ATTN_BLOCK = 16,   /* positions of a score block */
-    KN_SCORE_WIDTH = 192, /* columns of a piece: 12 KiB transposed */
-    KN_INDEX_WIDTH = 256, /* the widest index key done in blocks: 16 KiB */
+    KN_ATTN_BLOCK = 32,   /* positions of a score block */
+    KN_SCORE_WIDTH = 192, /* columns of a piece: 24 KiB transposed */
+    KN_INDEX_WIDTH = 256, /* the widest index key done in blocks: 32 KiB */
     KN_VALUE_ROWS = 32,
-    KN_VALUE_WIDTH = 128 /* 16 KiB of widened rows */
+    KN_VALUE_WIDTH = 128 /* columns of a piece: 16 KiB of widened rows */
 };
+
+/* How many of `left` heads a leaf takes next: `most` (6 or 8), or what a tail is made of. */
+static inline uint32_t kn_heads_step(uint32_t left, uint32_t most)
+{
+    return left >= most ? most : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+}
+
+/* Calls CASE with n as a constant, which the loops over heads need. */
+#define KN_HEADS_SWITCH(n, CASE)                                                                   \
+    if (n == HEADS)                                                                                \
+        CASE(HEADS);                                                                               \
+    else if (n == 4)                                                                               \
+        CASE(4);                                                                                   \
+    else if (n == 2)                                                                               \
+        CASE(2);                                                                                   \
+    else                                                                                           \
+        CASE(1);
+
+/* The rows of the next block, which lie anywhere in memory: a leaf asks for a few lines of them
+ * every KN_AHEAD_STEPS steps of its loops, so that they are in the second-level cache when their
+ * turn comes. Asked for in one burst they would hold up the loads of the block at hand; one a step
+ * costs a tenth of the speed. */
+typedef struct {
+    const char *const *row; /* [mask + 1] */
+    uint32_t mask, shift;   /* the block has mask + 1 = 2^shift rows */
+    uint32_t next, end;     /* line i of all rows comes before line i + 1 */
+    uint32_t each;          /* lines to ask for at a time */
+} kn_ahead;
+
+enum { KN_AHEAD_STEPS = 8 };
+
+static inline void kn_ahead_ask(kn_ahead *ahead)
+{
+    uint32_t stop = ahead->next + ahead->each;
+
+    if (stop > ahead->end) stop = ahead->end;
+    for (; ahead->next < stop; ahead->next++) {
+        uintptr_t row = (uintptr_t)ahead->row[ahead->next & ahead->mask];
+
+        __builtin_prefetch((const void *)(row + (ahead->next >> ahead->shift) * 64U), 0, 2);
+    }
+}
 
 typedef struct {
     uint32_t count;   /* stride of score */
@@ -24,18 +66,23 @@ typedef struct {
     uint32_t width;   /* of the piece */
     bool first, last; /* piece */
     float scale;
+    kn_ahead *ahead;
 } kn_score_step;
 
 typedef struct {
+    uint32_t heads, lanes; /* of one loop */
+    /* Widens one row of a cache. */
+    void (*load)(float *values, bool bf16, const void *row, uint32_t count);
     /* Continues all heads' chains of a block of positions over one piece of columns. */
     void (*scores)(float *score, const float *q, size_t q_stride, uint32_t heads,
                    const float (*block)[KN_ATTN_BLOCK], const kn_score_step *step);
     /* Continues all heads' chains of `width` columns over `rows` positions. */
     void (*values)(float *out, size_t out_stride, const float *e, size_t e_stride, uint32_t heads,
-                   const float (*block)[KN_VALUE_WIDTH], uint32_t rows, uint32_t width);
+                   const float (*block)[KN_VALUE_WIDTH], uint32_t rows, uint32_t width,
+                   kn_ahead *ahead);
     /* The index scores of a block of positions. */
     void (*index)(float *total, const float *q, const float *weight, uint32_t heads, uint32_t dim,
-                  const float (*block)[KN_ATTN_BLOCK], float key_scale);
+                  const float (*block)[KN_ATTN_BLOCK], float key_scale, kn_ahead *ahead);
 } kn_attn_leaves;
 
 void kn_attn_scores_blocked(const kn_attn_leaves *leaves, float *score, const float *q,

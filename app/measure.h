@@ -1,21 +1,21 @@
-/* measure.h - short measurements of this machine: memory, disk, attention. For plan and doctor.
+/* measure.h - short measurements of this machine: memory, attention, disk. For plan and doctor.
  *
  * Each takes about half a second and a bounded amount of memory, and gives the best of some repeats: what
- * the machine can do when nothing else runs. They answer "what to expect", not "what was reached",
- * which `moesaic bench` measures on the model itself.
+ * the machine can do when nothing else runs. They answer "what to expect", not "what was reached".
  *
- * Threads: the team's owner. */
+ * Threads: main. */
 #ifndef APP_MEASURE_H
 #define APP_MEASURE_H
 
-#include "base/team.h"
 #include "model/container/container.h"
 
-/* Bytes/s that the whole team reads from RAM, streaming over 256 MiB (less when there is little). RT_ENOMEM. */
-RT_MUST_CHECK rt_status app_measure_ram(rt_team *team, double *bytes_s, rt_err *err);
+/* Bytes/s that `threads` threads read from RAM together (kernels/measure.h: processor time, so that a
+ * neighbour's work counts little), over 256 MiB or what is there. RT_ENOMEM. */
+RT_MUST_CHECK rt_status app_measure_ram(uint32_t threads, double *bytes_s, rt_err *err);
 
-/* flop/s of attention scores and values of this model's shape, heads spread over the team. RT_ENOMEM. */
-RT_MUST_CHECK rt_status app_measure_attention(const md_config *config, rt_team *team,
+/* flop/s of attention scores and values of this model's shape, by `threads` threads that share the
+ * heads. RT_ENOMEM. */
+RT_MUST_CHECK rt_status app_measure_attention(const md_config *config, uint32_t threads,
                                               double *flop_s, rt_err *err);
 
 typedef struct {

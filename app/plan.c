@@ -136,7 +136,7 @@ static rt_status measure_disk(const app_model *model, uint64_t record_bytes, dou
     return RT_OK;
 }
 
-static rt_status fill_machine(app_plan *plan, const app_model *model, rt_team *team, rt_err *err)
+static rt_status fill_machine(app_plan *plan, const app_model *model, rt_err *err)
 {
     const app_plan_spec *spec = &plan->spec;
     pl_machine *m = &plan->machine;
@@ -150,12 +150,12 @@ static rt_status fill_machine(app_plan *plan, const app_model *model, rt_team *t
                       .link_rate = spec->link_rate,
                       .link_latency_s = LINK_LATENCY_S};
     if (m->ram_rate <= 0) {
-        RT_TRY(app_measure_ram(team, &m->ram_rate, err));
+        RT_TRY(app_measure_ram(plan->sizes.threads, &m->ram_rate, err));
         plan->read_source = APP_MEASURED;
     }
     if (m->flop_rate <= 0) {
-        RT_TRY(
-            app_measure_attention(md_container_config(model->container), team, &m->flop_rate, err));
+        RT_TRY(app_measure_attention(md_container_config(model->container), plan->sizes.threads,
+                                     &m->flop_rate, err));
         plan->flop_source = APP_MEASURED;
     }
     if (m->disk_rate <= 0) {
@@ -233,7 +233,7 @@ rt_status app_plan_make(const app_model *model, const app_plan_spec *spec, rt_te
     add_parts(&plan, model->container);
     fill_model(model->container, &plan.sizes, plan.embed_bytes, &plan.model);
     RT_TRY(add_disk(&plan, model, err));
-    RT_TRY(fill_machine(&plan, model, team, err));
+    RT_TRY(fill_machine(&plan, model, err));
     RT_TRY(choose_curve(&plan, model, &curve, err));
     RT_TRY(pl_plan_make(&plan.model, &plan.machine, &curve, &plan.plan, err));
     *out = plan;

@@ -154,7 +154,8 @@ static app_profile_report profile_of(app_session *session, const app_generation 
                                  .remote_compute_ns = t->remote_compute_ns,
                                  .remote_disk_ns = t->remote_wait_ns};
 
-    if (app_measure_ram(app_session_team(session), &report.read_bytes_s, NULL) != RT_OK)
+    if (app_measure_ram(rt_team_size(app_session_team(session)), &report.read_bytes_s, NULL) !=
+        RT_OK)
         report.read_bytes_s = 0;
     return report;
 }

@@ -57,6 +57,20 @@ bool app_json_print(const char *verb, json_t *root)
     return true;
 }
 
+json_t *app_json_text(const char *text)
+{
+    json_t *value = json_string(text);
+    char *plain;
+
+    if (value != NULL) return value;
+    plain = strdup(text);
+    for (char *at = plain; at != NULL && *at != '\0'; at++)
+        if ((unsigned char)*at >= 0x80) *at = '?';
+    if (plain != NULL) value = json_string(plain);
+    free(plain);
+    return value;
+}
+
 int app_usage_error(const char *verb, const char *fmt, ...)
 {
     tr_mpi_world world = tr_mpi_world_get();

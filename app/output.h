@@ -22,6 +22,10 @@ int app_stdout_finish(const char *verb, int code);
  * memory for it; root may be NULL then. */
 bool app_json_print(const char *verb, json_t *root);
 
+/* A JSON string of text that may be anything, such as a path: bytes that are no UTF-8 become '?'. NULL
+ * when there is no memory. */
+json_t *app_json_text(const char *text);
+
 /* "moesaic VERB: TEXT (see moesaic VERB --help)" on stderr, under mpirun by rank 0 alone. Returns
  * APP_EXIT_USAGE. */
 int app_usage_error(const char *verb, const char *fmt, ...) RT_PRINTF(2, 3);

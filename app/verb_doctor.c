@@ -66,6 +66,7 @@ void app_doctor_row(app_doctor *doctor, app_row_level level, const char *name, c
 {
     char found[512];
     va_list args;
+    json_t *row;
 
     RT_ASSERT((unsigned)level < sizeof(level_names) / sizeof(level_names[0]));
     RT_ASSERT(level == APP_ROW_OK || advice != NULL);
@@ -73,9 +74,11 @@ void app_doctor_row(app_doctor *doctor, app_row_level level, const char *name, c
     vsnprintf(found, sizeof(found), fmt, args);
     va_end(args);
     doctor->count[level]++;
-    (void)json_array_append_new(doctor->rows,
-                                json_pack("{s:s, s:s, s:s, s:s*}", "name", name, "level",
-                                          level_names[level], "found", found, "advice", advice));
+    row = json_pack("{s:s, s:s, s:o}", "name", name, "level", level_names[level], "found",
+                    app_json_text(found));
+    if (row != NULL && advice != NULL)
+        (void)json_object_set_new(row, "advice", app_json_text(advice));
+    (void)json_array_append_new(doctor->rows, row);
     if (doctor->json) return;
     printf("[%s]%*s %-11s %s\n", level_names[level], level == APP_ROW_OK ? 2 : 0, "", name, found);
     if (advice != NULL) printf("%19s-> %s\n", "", advice);

@@ -289,7 +289,8 @@ static json_t *missing_json(const app_model *model)
 
 static json_t *heat_json(const status_report *report)
 {
-    if (report->heat == HEAT_BAD) return json_pack("{s:s}", "error", report->heat_error.text);
+    if (report->heat == HEAT_BAD)
+        return json_pack("{s:o}", "error", app_json_text(report->heat_error.text));
     if (report->heat == HEAT_NONE) return json_null();
     return json_pack("{s:f, s:f}", "tokens", report->heat_tokens, "confidence",
                      report->heat_confidence);
@@ -314,16 +315,17 @@ static bool print_json(const status_report *report)
 
     if (info != NULL) md_model_id_format(info->model_id, id);
     root = json_pack(
-        "{s:s, s:b, s:s, s:s, s:o, s:o, s:o, s:o, s:b, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:s}",
+        "{s:s, s:b, s:o, s:s, s:o, s:o, s:o, s:o, s:b, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o}",
         "state", app_model_state_name(model->state), "ready", report->code == APP_EXIT_OK, "reason",
-        model->reason.text, "model_id", id, "records", whole(model->records), "records_here",
-        whole(info != NULL ? model->records_held : model->records_done), "bytes",
+        app_json_text(model->reason.text), "model_id", id, "records", whole(model->records),
+        "records_here", whole(info != NULL ? model->records_held : model->records_done), "bytes",
         whole(info != NULL ? model->bytes : model->disk_bytes), "bytes_here",
         whole(info != NULL ? model->held_bytes : model->done_bytes), "converting",
         (int)model->running, "shards", (int)model->shards, "shards_missing",
         (int)model->shards_missing, "source_bytes", whole(model->source_bytes), "missing",
         missing_json(model), "heat", heat_json(report), "memory", memory_json(&report->fits),
-        "free_bytes", whole(report->free_bytes), "next", app_model_next(model, next, sizeof(next)));
+        "free_bytes", whole(report->free_bytes), "next",
+        app_json_text(app_model_next(model, next, sizeof(next))));
     return app_json_print("status", root);
 }
 

@@ -353,6 +353,16 @@ def check_what_plan_says_is_enough_is_enough():
 
 # ---- doctor
 
+def check_a_path_may_be_any_bytes():
+    path = os.path.join(os.fsencode(work), b"mod\xe8le")
+    shutil.copytree(os.fsencode(model), path)
+    for verb in ("status", "doctor", "plan"):
+        done = subprocess.run([os.fsencode(moesaic), verb.encode(), path, b"--json"], capture_output=True, timeout=60)
+        want(done.returncode == 0 and json.loads(done.stdout), f"{verb}: {done.stderr}")
+    done = subprocess.run([os.fsencode(moesaic), b"status", path + b"\xff", b"--json"], capture_output=True, timeout=60)
+    want(done.returncode == 1 and "mod?le?" in json.loads(done.stdout)["reason"], f"{done}")
+
+
 def check_doctor_without_a_model_leaves_nothing_behind():
     folder = place("here")
     os.makedirs(folder)

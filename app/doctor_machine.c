@@ -7,7 +7,7 @@
 #include "base/cgroup.h"
 #include "base/file.h"
 #include "base/options.h"
-#include "kernels/select.h"
+#include "kernels/selfcheck.h"
 #include "transport/link_mpi.h"
 
 #include <stdio.h>
@@ -79,16 +79,21 @@ static void check_cpu(app_doctor *doctor)
         app_doctor_row(doctor, APP_ROW_OK, "numa", NULL, "one memory node");
 }
 
+/* Appends the name of a variant to a list of such names. */
+static void add_name(char *names, size_t names_bytes, kn_variant variant)
+{
+    size_t used = strlen(names);
+
+    snprintf(names + used, names_bytes - used, "%s%s", used > 0 ? " " : "",
+             kn_variant_name(variant));
+}
+
 static void check_kernels(app_doctor *doctor)
 {
     char names[64] = "";
-    size_t used = 0;
 
-    for (int v = 0; v < KN_VARIANT_COUNT; v++) {
-        if (!kn_variant_supported((kn_variant)v)) continue;
-        used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s", used > 0 ? " " : "",
-                                 kn_variant_name((kn_variant)v));
-    }
+    for (int v = 0; v < KN_VARIANT_COUNT; v++)
+        if (kn_variant_supported((kn_variant)v)) add_name(names, sizeof(names), (kn_variant)v);
     if (kn_selected() == KN_REF)
         app_doctor_row(doctor, APP_ROW_WARN, "kernels",
                        "use a processor with AVX2, FMA and F16C (Intel since 2013, AMD since 2015)",
@@ -96,6 +101,38 @@ static void check_kernels(app_doctor *doctor)
     else
         app_doctor_row(doctor, APP_ROW_OK, "kernels", NULL, "%s is used; this processor runs %s",
                        kn_variant_name(kn_selected()), names);
+}
+
+/* Every variant that runs here against the bits that were promised. */
+static void check_bits(app_doctor *doctor)
+{
+    uint32_t count = kn_selfcheck_count(), wrong = 0;
+    kn_selfcheck_row *rows = calloc(count, sizeof(*rows));
+    char good[64] = "", first[160] = "";
+
+    for (int v = 0; rows != NULL && v < KN_VARIANT_COUNT; v++) {
+        uint32_t before = wrong;
+
+        if (!kn_variant_supported((kn_variant)v)) continue;
+        if (kn_selfcheck((kn_variant)v, rows, NULL) != RT_OK) continue;
+        for (uint32_t i = 0; i < count; i++) {
+            if (rows[i].found == rows[i].expected) continue;
+            if (wrong++ == 0)
+                snprintf(first, sizeof(first), "%s of %s: expected %016llx, found %016llx",
+                         rows[i].what, kn_variant_name((kn_variant)v),
+                         (unsigned long long)rows[i].expected, (unsigned long long)rows[i].found);
+        }
+        if (wrong == before) add_name(good, sizeof(good), (kn_variant)v);
+    }
+    free(rows);
+    if (wrong > 0)
+        app_doctor_row(doctor, APP_ROW_FAIL, "bits",
+                       "run with --kernels and a variant that passed, and report this processor",
+                       "%u kernels compute other bits than promised (%s); all is well with: %s",
+                       wrong, first, good[0] == '\0' ? "none" : good);
+    else
+        app_doctor_row(doctor, APP_ROW_OK, "bits", NULL,
+                       "%u kernels give the promised bits, by each of %s", count, good);
 }
 
 /* ---- memory ---- */
@@ -174,6 +211,7 @@ void app_doctor_machine(app_doctor *doctor)
 {
     check_cpu(doctor);
     check_kernels(doctor);
+    check_bits(doctor);
     check_huge_pages(doctor);
     check_memlock(doctor);
     check_memory(doctor);

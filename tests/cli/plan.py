@@ -369,7 +369,7 @@ def check_doctor_without_a_model_leaves_nothing_behind():
     done = call("doctor", "--json", cwd=folder)
     want(done.returncode in (0, 3), "nothing fails", done)
     found = {r["name"] for r in json.loads(done.stdout)["rows"]}
-    want({"cpu", "kernels", "huge pages", "memlock", "ram", "cgroup", "disk", "mpi", "ucx", "cuda"} <= found, f"{found}")
+    want({"cpu", "kernels", "bits", "huge pages", "memlock", "ram", "cgroup", "disk", "mpi", "ucx", "cuda"} <= found, f"{found}")
     want(os.listdir(folder) == [], f"left behind: {os.listdir(folder)}")
     want(call("doctor", "--deep").returncode == 2, "--deep needs a model")
 

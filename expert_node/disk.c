@@ -7,7 +7,18 @@
 #include <string.h>
 #include <unistd.h>
 
-typedef enum { DIRECT_DONE, DIRECT_REFUSED, DIRECT_FAILED } direct_result;
+typedef enum { READ_DONE, READ_SHORT, READ_REFUSED, READ_FAILED } read_result;
+
+static ssize_t real_pread(void *context, int fd, void *data, size_t bytes, off_t offset)
+{
+    (void)context;
+    return pread(fd, data, bytes, offset);
+}
+
+en_disk_ops en_disk_real(void)
+{
+    return (en_disk_ops){.pread = real_pread};
+}
 
 size_t en_disk_bytes(const md_record *record)
 {
@@ -16,26 +27,44 @@ size_t en_disk_bytes(const md_record *record)
 
 /* A transfer may end early at any block, or at the end of the file with the record complete. What
  * is left unaligned by a short transfer cannot go on with O_DIRECT and is read buffered instead. */
-static direct_result read_direct(const md_record *record, uint8_t *data, int *errno_out)
+static read_result read_direct(const en_disk_ops *ops, const md_record *record, uint8_t *data,
+                               int *errno_out)
 {
     size_t wanted = en_disk_bytes(record);
     size_t done = 0;
 
     while (done < record->bytes) {
-        ssize_t got =
-            pread(record->fd_direct, data + done, wanted - done, (off_t)(record->offset + done));
+        ssize_t got = ops->pread(ops->context, record->fd_direct, data + done, wanted - done,
+                                 (off_t)(record->offset + done));
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0 && (errno == EINVAL || errno == EOPNOTSUPP)) return DIRECT_REFUSED;
+        if (got < 0 && (errno == EINVAL || errno == EOPNOTSUPP)) return READ_REFUSED;
         if (got < 0) {
             *errno_out = errno;
-            return DIRECT_FAILED;
+            return READ_FAILED;
         }
         done += (size_t)got;
-        if (done < record->bytes && (got == 0 || done % MD_RECORD_ALIGN != 0)) {
-            return DIRECT_REFUSED;
-        }
+        if (done < record->bytes && (got == 0 || done % MD_RECORD_ALIGN != 0)) return READ_REFUSED;
     }
-    return DIRECT_DONE;
+    return READ_DONE;
+}
+
+static read_result read_buffered(const en_disk_ops *ops, const md_record *record, uint8_t *data,
+                                 int *errno_out)
+{
+    size_t done = 0;
+
+    while (done < record->bytes) {
+        ssize_t got = ops->pread(ops->context, record->fd, data + done, record->bytes - done,
+                                 (off_t)(record->offset + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) {
+            *errno_out = errno;
+            return READ_FAILED;
+        }
+        if (got == 0) return READ_SHORT;
+        done += (size_t)got;
+    }
+    return READ_DONE;
 }
 
 static rt_status check_hash(const md_record *record, const void *data, rt_err *err)
@@ -50,24 +79,23 @@ static rt_status check_hash(const md_record *record, const void *data, rt_err *e
                    (unsigned long long)found.high, (unsigned long long)found.low);
 }
 
-rt_status en_disk_read(const md_record *record, void *data, bool *buffered, rt_err *err)
+rt_status en_disk_read(const en_disk_ops *ops, const md_record *record, void *data,
+                       atomic_bool *buffered, rt_err *err)
 {
+    read_result result = READ_REFUSED;
     char name[64];
     int error = 0;
 
     RT_ASSERT((uintptr_t)data % MD_RECORD_ALIGN == 0);
-    if (record->fd >= 0 && record->fd_direct >= 0 && !*buffered) {
-        switch (read_direct(record, data, &error)) {
-        case DIRECT_DONE:
-            return check_hash(record, data, err);
-        case DIRECT_FAILED:
-            return rt_fail(err, RT_EIO, "%s: %s: read of %llu bytes: %s", record->pack,
-                           md_key_format(record->key, name, sizeof(name)),
-                           (unsigned long long)record->bytes, strerror(error));
-        case DIRECT_REFUSED:
-            *buffered = true;
-            break;
-        }
+    md_key_format(record->key, name, sizeof(name));
+    if (record->fd < 0) return rt_fail(err, RT_EIO, "%s: %s: not held here", record->pack, name);
+    if (record->fd_direct >= 0 && !atomic_load(buffered)) {
+        result = read_direct(ops, record, data, &error);
+        if (result == READ_REFUSED) atomic_store(buffered, true);
     }
-    return md_record_read(record, data, err);
+    if (result == READ_REFUSED) result = read_buffered(ops, record, data, &error);
+    if (result == READ_DONE) return check_hash(record, data, err);
+    return rt_fail(err, RT_EIO, "%s: %s: read of %llu bytes: %s", record->pack, name,
+                   (unsigned long long)record->bytes,
+                   result == READ_SHORT ? "the file ends before" : strerror(error));
 }

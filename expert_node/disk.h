@@ -4,22 +4,34 @@
  * would hold a second copy of what the store already caches (docs/performance.md). The whole record
  * is always read, also when only some slices are wanted, because its hash covers all of it.
  *
- * Threads: any, each with its own memory and flag. */
+ * Threads: any, each with its own memory; `buffered` flags may be shared (a flag only ever goes up). */
 #ifndef EXPERT_NODE_DISK_H
 #define EXPERT_NODE_DISK_H
 
 #include "model/container/container.h"
+
+#include <stdatomic.h>
+#include <sys/types.h>
+
+/* How bytes are read, so that a test can play a disk that fails or lies. */
+typedef struct {
+    ssize_t (*pread)(void *context, int fd, void *data, size_t bytes,
+                     off_t offset); /* as pread(2) */
+    void *context;
+} en_disk_ops;
+
+en_disk_ops en_disk_real(void);
 
 /* The memory a read needs: the record rounded up to the alignment of O_DIRECT. */
 size_t en_disk_bytes(const md_record *record);
 
 /* Reads a record and checks its hash.
  *   data      [en_disk_bytes], 4 KiB aligned
- *   buffered  in: go through the page cache. Set when the filesystem refuses O_DIRECT, so that the
+ *   buffered  true: go through the page cache. Set when the filesystem refuses O_DIRECT, so that the
  *             caller does not ask it again
  *   Errors    RT_EIO     not held here, or the read failed; names pack and record
- *             RT_EFORMAT the bytes do not match the manifest's hash */
-RT_MUST_CHECK rt_status en_disk_read(const md_record *record, void *data, bool *buffered,
-                                     rt_err *err);
+ *             RT_EFORMAT the bytes do not match the manifest's hash (both are named) */
+RT_MUST_CHECK rt_status en_disk_read(const en_disk_ops *ops, const md_record *record, void *data,
+                                     atomic_bool *buffered, rt_err *err);
 
 #endif

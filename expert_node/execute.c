@@ -17,7 +17,8 @@ enum {
     BLOCK_ROWS = 32, /* rows of one task: a slice's weights are read once for so many, and the f32
                         outputs (BLOCK_ROWS x hidden) stay within a core's share of cache */
     SCRATCH_ALIGN = 64,
-    GRID_Q_MIN = -126, /* below it 2^q is no normal f32 */
+    BATCH_EXPERTS = 16, /* of one job of the team while a disk reads on */
+    GRID_Q_MIN = -126,  /* below it 2^q is no normal f32 */
 };
 
 static_assert((int)TR_ROW_CONTRIBUTIONS_MAX <= (int)KN_GRID_CONTRIBUTIONS_MAX,
@@ -59,11 +60,12 @@ struct en_executor {
     int32_t *group_sums;     /* [rows_max][groups], in slab */
     choice *choices;         /* owned [entries_max] */
     uint32_t *first;         /* owned [experts + 1]: choices of expert e are first[e]..first[e+1] */
-    uint32_t *order;         /* owned [experts]: experts of the frame, residents first */
+    en_want *wants;          /* owned [experts]: of the frame, ascending */
     en_record *records;      /* owned [experts]: acquired for the batch */
     task *tasks;             /* owned [tasks_max] */
-    uint32_t order_count, record_count, task_count;
-    en_sums *sums; /* owned */
+    uint32_t want_count, record_count, task_count;
+    uint64_t read_bytes; /* of the store, as the profile knows it */
+    en_sums *sums;       /* owned */
     rt_clock clock;
     en_execute_stats stats;
     /* Of the frame being computed: */
@@ -139,7 +141,7 @@ uint64_t en_executor_bytes(const md_container *container, uint32_t rows_max, uin
     uint64_t bytes = slab_bytes(&dims, members) + en_sums_bytes(rows_max, dims.hidden, members);
 
     bytes += (uint64_t)dims.entries_max * sizeof(choice) + (uint64_t)dims.tasks_max * sizeof(task);
-    return bytes + dims.experts * (sizeof(en_record) + 2 * sizeof(uint32_t));
+    return bytes + dims.experts * (sizeof(en_record) + sizeof(en_want) + sizeof(uint32_t));
 }
 
 static rt_status take_memory(en_executor *executor, rt_err *err)
@@ -150,11 +152,11 @@ static rt_status take_memory(en_executor *executor, rt_err *err)
     executor->scratch = calloc(executor->members, sizeof(*executor->scratch));
     executor->choices = calloc(dims->entries_max, sizeof(*executor->choices));
     executor->first = calloc((size_t)dims->experts + 1, sizeof(*executor->first));
-    executor->order = calloc(dims->experts, sizeof(*executor->order));
+    executor->wants = calloc(dims->experts, sizeof(*executor->wants));
     executor->records = calloc(dims->experts, sizeof(*executor->records));
     executor->tasks = calloc(dims->tasks_max, sizeof(*executor->tasks));
     if (executor->scratch == NULL || executor->choices == NULL || executor->first == NULL ||
-        executor->order == NULL || executor->records == NULL || executor->tasks == NULL) {
+        executor->wants == NULL || executor->records == NULL || executor->tasks == NULL) {
         return rt_fail(err, RT_ENOMEM, "expert executor of %u rows", dims->rows_max);
     }
     RT_TRY(rt_slab_alloc(slab_bytes(dims, executor->members), &executor->slab, err));
@@ -207,7 +209,7 @@ void en_executor_free(en_executor *executor)
     rt_slab_free(&executor->slab);
     free(executor->tasks);
     free(executor->records);
-    free(executor->order);
+    free(executor->wants);
     free(executor->first);
     free(executor->choices);
     free(executor->scratch);
@@ -294,18 +296,13 @@ static void group_by_expert(en_executor *executor)
     first[0] = 0;
 }
 
-/* Residents first: their computation never waits behind a read that only later experts need. */
-static void order_experts(en_executor *executor)
+/* What the frame wants of the store. */
+static void list_wants(en_executor *executor)
 {
-    uint32_t layer = executor->dispatch->head.layer;
-
-    executor->order_count = 0;
-    for (int resident = 1; resident >= 0; resident--) {
-        for (uint32_t e = 0; e < executor->dims.experts; e++) {
-            if (executor->first[e] == executor->first[e + 1]) continue;
-            if (en_store_is_resident(executor->spec.store, layer, e) != (resident == 1)) continue;
-            executor->order[executor->order_count++] = e;
-        }
+    executor->want_count = 0;
+    for (uint32_t e = 0; e < executor->dims.experts; e++) {
+        uint32_t selections = executor->first[e + 1] - executor->first[e];
+        if (selections > 0) executor->wants[executor->want_count++] = (en_want){e, selections};
     }
 }
 
@@ -337,54 +334,51 @@ static void release_batch(en_executor *executor)
     executor->record_count = 0;
 }
 
-/* One more record of the batch; what is not resident may have to be awaited from disk. */
-static rt_status acquire(en_executor *executor, uint32_t expert, bool resident, rt_err *err)
+/* The next record that is there. The first of a batch is waited for. */
+static rt_status take(en_executor *executor, bool wait, uint32_t *index, rt_err *err)
 {
-    rt_profile *profile = executor->spec.profile;
     en_record *record = &executor->records[executor->record_count];
-    uint64_t read_bytes = 0;
+    rt_profile *profile = executor->spec.profile;
+    uint64_t read_bytes;
     rt_phase before;
     rt_status status;
 
-    if (resident || profile == NULL)
-        return en_store_acquire(executor->spec.store, executor->dispatch->head.layer, expert,
-                                record, err);
+    status = en_store_take(executor->spec.store, false, index, record, err);
+    if (status != RT_OK || *index != EN_NONE_READY || !wait) return status;
     before = rt_profile_enter(profile, RT_PHASE_DISK);
+    status = en_store_take(executor->spec.store, true, index, record, err);
     read_bytes = en_store_get_stats(executor->spec.store).read_bytes;
-    status =
-        en_store_acquire(executor->spec.store, executor->dispatch->head.layer, expert, record, err);
-    rt_profile_bytes(profile, en_store_get_stats(executor->spec.store).read_bytes - read_bytes);
+    rt_profile_bytes(profile, read_bytes - executor->read_bytes);
+    executor->read_bytes = read_bytes;
     rt_profile_enter(profile, before);
     return status;
 }
 
-/* Pins the experts order[*at].. that can be held at once and lists their tasks. One staging slot
- * stays unpinned: what it caches is still there for the next frame. */
-static rt_status acquire_batch(en_executor *executor, uint32_t *at, rt_err *err)
+/* Pins what is there of the frame's wants and lists its tasks. With a disk behind the store a batch is
+ * short, so that slots become free for the reads that wait for one. */
+static rt_status take_batch(en_executor *executor, uint32_t *left, rt_err *err)
 {
-    uint32_t layer = executor->dispatch->head.layer;
-    uint32_t pins_max = en_store_pins_max(executor->spec.store);
-    uint32_t staged_max = pins_max > 1 ? pins_max - 1 : 1;
-    uint32_t staged = 0;
+    uint32_t most = en_store_holds_all(executor->spec.store) ? *left : BATCH_EXPERTS;
 
     executor->record_count = 0;
     executor->task_count = 0;
     executor->batch_bytes = 0;
     executor->staged_bytes = 0;
-    for (; *at < executor->order_count; (*at)++) {
-        uint32_t expert = executor->order[*at];
-        bool resident = en_store_is_resident(executor->spec.store, layer, expert);
+    while (*left > 0 && executor->record_count < most) {
         uint64_t before = executor->batch_bytes;
-        rt_status status;
+        uint32_t index;
+        rt_status status = take(executor, executor->record_count == 0, &index, err);
 
-        if (!resident && staged++ == staged_max) break;
-        status = acquire(executor, expert, resident, err);
         if (status != RT_OK) {
             release_batch(executor);
             return status;
         }
-        add_tasks(executor, expert, executor->record_count++);
-        if (!resident) executor->staged_bytes += executor->batch_bytes - before;
+        if (index == EN_NONE_READY) break;
+        add_tasks(executor, executor->wants[index].expert, executor->record_count);
+        if (executor->records[executor->record_count].staged)
+            executor->staged_bytes += executor->batch_bytes - before;
+        executor->record_count++;
+        --*left;
     }
     return RT_OK;
 }
@@ -481,18 +475,18 @@ static void run_task(void *context, size_t chunk, uint32_t member)
 static rt_status compute(en_executor *executor, rt_err *err)
 {
     const tr_dispatch_view *dispatch = executor->dispatch;
-    uint32_t at = 0;
+    uint32_t left = executor->want_count;
 
     rt_profile_enter(executor->spec.profile, RT_PHASE_ROWS);
     if (dispatch->head.encoding == TR_ROWS_INT8) {
         kn_rows_sums(dispatch->q, dispatch->head.rows, executor->dims.hidden, executor->dims.group,
                      executor->group_sums);
     }
-    while (at < executor->order_count) {
+    while (left > 0) {
         uint64_t begin, mark;
 
         rt_profile_enter(executor->spec.profile, RT_PHASE_DISPATCH);
-        RT_TRY(acquire_batch(executor, &at, err));
+        RT_TRY(take_batch(executor, &left, err));
         begin = rt_clock_now(&executor->clock);
         rt_profile_enter(executor->spec.profile, RT_PHASE_EXPERTS_RAM);
         mark = rt_profile_mark(executor->spec.profile);
@@ -531,8 +525,11 @@ rt_status en_execute(en_executor *executor, const tr_dispatch_view *dispatch, ui
     en_sums_begin(executor->sums, dispatch->head.rows);
     rt_profile_enter(executor->spec.profile, RT_PHASE_DISPATCH);
     group_by_expert(executor);
-    order_experts(executor);
+    list_wants(executor);
+    en_store_begin(executor->spec.store, dispatch->head.layer, executor->wants,
+                   executor->want_count, dispatch->head.rows);
     status = compute(executor, err);
+    en_store_end(executor->spec.store);
     rt_profile_enter(executor->spec.profile, RT_PHASE_COMBINE);
     if (status == RT_OK) status = sum_up(executor, payload, payload_bytes, err);
     rt_profile_enter(executor->spec.profile, before);

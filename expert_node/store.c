@@ -1,318 +1,137 @@
-/* store.c - plans the RAM of a node's experts, loads what fits, stages the rest. */
+/* store.c - opens the tiers, counts heat, and brings the records of a frame from one to the other. */
 #include "expert_node/store.h"
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/progress.h"
-#include "base/slab.h"
-#include "base/stop.h"
-#include "expert_node/disk.h"
+#include "expert_node/copies.h"
+#include "expert_node/store_load.h"
+#include "expert_node/tier_disk.h"
+#include "expert_node/tier_ram.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    STAGING_RAM_DIVISOR = 8, /* staging takes at most an eighth: residents never miss */
-};
-
-static const uint32_t NOT_OWNED = UINT32_MAX;
-static const uint32_t RESIDENT_SLOT = UINT32_MAX;
-static const uint32_t EMPTY = UINT32_MAX;
-
-typedef struct {
-    uint16_t layer, expert;
-    uint32_t mask;   /* owned slices */
-    uint64_t offset; /* in the slab; residents only */
-} owned_record;
-
-typedef struct {
-    uint32_t record; /* index of what it holds, or EMPTY */
-    uint32_t pins;
-    uint64_t used; /* tick of the last acquire */
-} staging_slot;
+enum { HINTS_MAX = 64 };
 
 struct en_store {
-    const md_container *container; /* borrowed */
-    uint32_t layers, experts;
-    md_expert_layout *layouts; /* owned [layers]; of sparse ones */
-    bool *buffered;            /* owned [layers]: its pack's filesystem refuses O_DIRECT */
-    uint32_t *index;           /* owned [layers][experts] into records, or NOT_OWNED */
-    owned_record *records;     /* owned; by layer, then expert */
-    uint32_t record_count, resident_count;
-    rt_slab slab;   /* residents, then staging slots */
-    rt_slab bounce; /* whole records of which only slices are kept */
-    uint64_t resident_bytes;
-    size_t slot_bytes;   /* of a staging slot */
-    staging_slot *slots; /* owned [slot_count] */
-    uint32_t slot_count;
-    uint64_t tick;
+    en_copies copies;
+    en_inventory inventory;
+    en_tier_ram ram;
+    en_tier_disk *disk; /* owned; NULL when everything is in RAM and nothing is scrubbed */
+    pl_heat *heat;      /* owned; NULL when there are no records */
+    uint32_t layers_used;
     rt_clock clock;
     en_store_stats stats;
+    uint64_t loaded_bytes; /* read by open */
+    /* The frame under way: */
+    uint32_t *wants; /* owned [experts]: records, EN_NO_RECORD once taken */
+    uint32_t want_count, want_left;
+    uint32_t failed; /* record that could not be read, or EN_NO_RECORD */
+    rt_err failure;
+    /* What the last hint left: */
+    uint32_t hints[HINTS_MAX]; /* records */
+    uint32_t hint_count;
 };
 
-static uint32_t all_slices(const md_expert_layout *layout)
+static rt_status open_heat(en_store *store, const en_store_spec *spec, rt_err *err)
 {
-    RT_ASSERT(layout->slices >= 1 && layout->slices <= MD_SLICES_MAX);
-    return UINT32_MAX >> (MD_SLICES_MAX - layout->slices);
-}
+    const md_config *config = md_container_config(spec->container);
+    pl_heat_spec heat = {.layers = store->inventory.layers,
+                         .sparse = config->sparse,
+                         .experts = store->inventory.experts,
+                         .half_life_tokens = EN_HEAT_HALF_LIFE_TOKENS};
 
-static bool is_whole(const en_store *store, const owned_record *record)
-{
-    const md_expert_layout *layout = &store->layouts[record->layer];
-
-    return record->mask == all_slices(layout);
-}
-
-/* What the owned slices of a record take in RAM, each a multiple of 4 KiB. */
-static size_t slices_bytes(const md_expert_layout *layout, uint32_t mask)
-{
-    size_t bytes = 0;
-
-    for (uint32_t s = 0; s < layout->slices; s++) {
-        if (mask >> s & 1) bytes += md_slice_size(layout, s);
-    }
-    return bytes;
-}
-
-static size_t kept_bytes(const en_store *store, const owned_record *record)
-{
-    return slices_bytes(&store->layouts[record->layer], record->mask);
-}
-
-/* An owned record that this copy lacks is found at start, not by the first token that needs it. */
-static rt_status check_held(const en_store *store, const owned_record *record, rt_err *err)
-{
-    md_key key = {record->layer, MD_EXPERT, record->expert};
-    const md_expert_layout *layout = &store->layouts[record->layer];
-    md_record found;
-    char name[64];
-
-    md_key_format(key, name, sizeof(name));
-    if (!md_container_find(store->container, key, &found)) {
-        return rt_fail(err, RT_EFORMAT, "%s: not in the manifest", name);
-    }
-    if (found.fd < 0) {
-        return rt_fail(err, RT_EIO, "%s: %s is this node's, but this copy does not hold it",
-                       found.pack, name);
-    }
-    if (found.bytes != layout->record_bytes) {
-        return rt_fail(err, RT_EFORMAT, "%s: %s: expected %zu bytes, found %llu", found.pack, name,
-                       layout->record_bytes, (unsigned long long)found.bytes);
-    }
+    if (store->inventory.count == 0) return RT_OK;
+    RT_TRY(pl_heat_create(&heat, &store->heat, err));
+    if (spec->heat != NULL) en_heat_seed(store->heat, spec->heat, config->topk);
     return RT_OK;
 }
 
-/* Fills index and records from the map. */
-static rt_status take_inventory(en_store *store, const en_store_spec *spec, rt_err *err)
+/* Reads buffers for records that are owned in part: one for each reader, at most an eighth of the RAM. */
+static uint32_t bounce_count(const en_store *store, uint64_t ram_bytes, size_t *bytes)
 {
-    const md_config *config = md_container_config(store->container);
-    size_t cells = (size_t)store->layers * store->experts;
-    size_t count = 0;
+    uint64_t count;
 
-    for (uint32_t layer = 0; layer < store->layers; layer++) {
-        if (!config->sparse[layer]) continue;
-        md_container_expert_layout(store->container, layer, &store->layouts[layer]);
-        for (uint32_t expert = 0; expert < store->experts; expert++) {
-            if (pl_map_mask(spec->map, layer, expert, spec->node) != 0) count++;
-        }
+    *bytes = 0;
+    for (uint32_t r = 0; r < store->inventory.count; r++) {
+        size_t whole = en_inventory_record_bytes(&store->inventory, r);
+        if (!en_inventory_is_whole(&store->inventory, r) && whole > *bytes) *bytes = whole;
     }
-    store->records = calloc(count > 0 ? count : 1, sizeof(*store->records));
-    if (store->records == NULL) return rt_fail(err, RT_ENOMEM, "expert store: %zu records", count);
-    for (size_t i = 0; i < cells; i++) {
-        store->index[i] = NOT_OWNED;
-    }
-    for (uint32_t layer = 0; layer < store->layers; layer++) {
-        if (!config->sparse[layer]) continue;
-        for (uint32_t expert = 0; expert < store->experts; expert++) {
-            uint32_t mask = pl_map_mask(spec->map, layer, expert, spec->node) &
-                            all_slices(&store->layouts[layer]);
-            owned_record *record = &store->records[store->record_count];
-            if (mask == 0) continue;
-            *record = (owned_record){(uint16_t)layer, (uint16_t)expert, mask, 0};
-            RT_TRY(check_held(store, record, err));
-            store->index[(size_t)layer * store->experts + expert] = store->record_count++;
-        }
-    }
-    return RT_OK;
+    if (*bytes == 0) return 0;
+    count = ram_bytes / 8 / *bytes;
+    if (count > (uint64_t)EN_DISK_DEPTH * store->copies.count)
+        count = (uint64_t)EN_DISK_DEPTH * store->copies.count;
+    return count < 1 ? 1 : (uint32_t)count;
 }
 
-typedef struct {
-    uint64_t total; /* of all owned records */
-    size_t largest; /* of one */
-    size_t bounce;  /* read buffer, 0 when every record is owned whole */
-    uint32_t slots; /* staging */
-} ram_plan;
-
-static void measure(const md_expert_layout *layout, uint32_t mask, ram_plan *plan)
+static rt_status open_tiers(en_store *store, const en_store_spec *spec, rt_err *err)
 {
-    size_t bytes = slices_bytes(layout, mask);
+    uint32_t topk = md_container_config(spec->container)->topk;
+    en_tier_disk_spec disk = {.inventory = &store->inventory,
+                              .copies = store->copies.all,
+                              .copy_count = store->copies.count,
+                              .ops = spec->disk == NULL ? en_disk_real() : *spec->disk,
+                              .buffered = spec->buffered};
+    uint64_t budget = spec->ram_bytes;
+    en_ram_plan plan;
+    rt_status status;
 
-    plan->total += bytes;
-    if (bytes > plan->largest) plan->largest = bytes;
-    if (mask != all_slices(layout) && layout->record_bytes > plan->bounce)
-        plan->bounce = layout->record_bytes;
-}
-
-/* To read experts from disk. */
-static uint64_t least_bytes(const ram_plan *plan)
-{
-    return (uint64_t)plan->largest * EN_STORE_SLOTS_LEAST + plan->bounce;
-}
-
-uint64_t en_store_least_bytes(const md_container *container, const pl_map *map, uint32_t node,
-                              bool with_mtp)
-{
-    const md_config *config = md_container_config(container);
-    uint32_t layers = with_mtp ? md_config_layers_total(config) : config->layers;
-    ram_plan plan = {0};
-
-    for (uint32_t layer = 0; layer < layers; layer++) {
-        md_expert_layout layout;
-
-        if (!config->sparse[layer]) continue;
-        md_container_expert_layout(container, layer, &layout);
-        for (uint32_t expert = 0; expert < config->experts; expert++) {
-            uint32_t mask = pl_map_mask(map, layer, expert, node) & all_slices(&layout);
-
-            if (mask != 0) measure(&layout, mask, &plan);
-        }
+    if (spec->scrub) {
+        size_t scrub = en_tier_disk_scrub_bytes(&store->inventory);
+        budget -= budget < scrub ? budget : scrub;
     }
-    return plan.total < least_bytes(&plan) ? plan.total : least_bytes(&plan);
-}
-
-/* Decides residents and staging slots. Staging stays small: under the cyclic access of layer after
- * layer a bigger LRU hits no more often, while each resident record is a sure hit. */
-static rt_status plan_ram(en_store *store, uint64_t ram_bytes, ram_plan *plan, rt_err *err)
-{
-    uint32_t topk = md_container_config(store->container)->topk;
-    uint64_t room, needed;
-
-    *plan = (ram_plan){0};
-    for (uint32_t i = 0; i < store->record_count; i++)
-        measure(&store->layouts[store->records[i].layer], store->records[i].mask, plan);
-    if (plan->total <= ram_bytes) {
-        store->resident_count = store->record_count;
-        store->resident_bytes = plan->total;
-        return RT_OK;
+    disk.bounces = bounce_count(store, budget, &disk.bounce_bytes);
+    RT_TRY(en_ram_plan_make(&store->inventory, budget, disk.bounces * disk.bounce_bytes, 2 * topk,
+                            &plan, err));
+    if (plan.transit == 0 && disk.bounces > 1 &&
+        plan.slab_bytes + disk.bounces * disk.bounce_bytes > budget)
+        disk.bounces = 1; /* for the time of loading only */
+    status = en_tier_ram_init(&store->ram, &store->inventory, &plan, err);
+    en_ram_plan_fini(&plan);
+    if (status != RT_OK) return status;
+    store->stats.ram_bytes = store->ram.slab.bytes;
+    if (store->inventory.count == 0) return RT_OK;
+    RT_TRY(en_tier_disk_create(&disk, &store->disk, err));
+    RT_TRY(en_store_load(&store->ram, store->disk, store->heat, spec->heat, spec->quiet, err));
+    store->loaded_bytes = en_tier_disk_get_stats(store->disk).bytes;
+    if (en_tier_ram_holds_all(&store->ram) && !spec->scrub) {
+        en_tier_disk_free(store->disk);
+        store->disk = NULL;
+    } else {
+        store->stats.ram_bytes += disk.bounces * disk.bounce_bytes;
     }
-    needed = least_bytes(plan);
-    if (ram_bytes < needed) {
-        return rt_fail(err, RT_ENOMEM,
-                       "expert store: %llu bytes of RAM given; at least %llu are needed to read "
-                       "experts of %zu bytes from disk (%llu hold all %u)",
-                       (unsigned long long)ram_bytes, (unsigned long long)needed, plan->largest,
-                       (unsigned long long)plan->total, store->record_count);
-    }
-    room = ram_bytes / STAGING_RAM_DIVISOR / plan->largest;
-    plan->slots = room > topk + 1 ? topk + 1 : (uint32_t)room;
-    if (plan->slots < EN_STORE_SLOTS_LEAST) plan->slots = EN_STORE_SLOTS_LEAST;
-    room = ram_bytes - (uint64_t)plan->largest * plan->slots;
-    /* An eighth and a read buffer may be more than a tiny budget has beside two slots. */
-    if (room < plan->bounce) plan->slots = EN_STORE_SLOTS_LEAST;
-    room = ram_bytes - (uint64_t)plan->largest * plan->slots - plan->bounce;
-    while (store->resident_count < store->record_count) {
-        size_t bytes = kept_bytes(store, &store->records[store->resident_count]);
-        if (store->resident_bytes + bytes > room) break;
-        store->resident_bytes += bytes;
-        store->resident_count++;
-    }
-    return RT_OK;
-}
-
-static rt_status take_ram(en_store *store, const ram_plan *plan, rt_err *err)
-{
-    size_t bytes = store->resident_bytes + plan->largest * plan->slots;
-
-    if (bytes > 0) RT_TRY(rt_slab_alloc(bytes, &store->slab, err));
-    if (plan->bounce > 0) RT_TRY(rt_slab_alloc(plan->bounce, &store->bounce, err));
-    if (plan->slots > 0) {
-        store->slots = calloc(plan->slots, sizeof(*store->slots));
-        if (store->slots == NULL) return rt_fail(err, RT_ENOMEM, "expert store: staging slots");
-        store->slot_count = plan->slots;
-        store->slot_bytes = plan->largest;
-        for (uint32_t i = 0; i < plan->slots; i++) {
-            store->slots[i].record = EMPTY;
-        }
-    }
-    return RT_OK;
-}
-
-/* The owned slices of a record, back to back at data. */
-static rt_status read_record(en_store *store, const owned_record *record, uint8_t *data,
-                             rt_err *err)
-{
-    md_key key = {record->layer, MD_EXPERT, record->expert};
-    const md_expert_layout *layout = &store->layouts[record->layer];
-    bool whole = is_whole(store, record);
-    uint8_t *target = whole ? data : store->bounce.data;
-    md_record disk;
-
-    RT_ASSERT(md_container_find(store->container, key, &disk));
-    RT_TRY(en_disk_read(&disk, target, &store->buffered[record->layer], err));
-    store->stats.read_bytes += disk.bytes;
-    if (whole) return RT_OK;
-    for (uint32_t s = 0; s < layout->slices; s++) {
-        if (!(record->mask >> s & 1)) continue;
-        memcpy(data, target + md_slice_offset(layout, s), md_slice_size(layout, s));
-        data += md_slice_size(layout, s);
-    }
-    return RT_OK;
-}
-
-static rt_status load_residents(en_store *store, bool quiet, rt_err *err)
-{
-    rt_progress *progress = rt_progress_begin("load experts", store->resident_bytes, quiet);
-    rt_status status = RT_OK;
-    uint64_t offset = 0;
-
-    for (uint32_t i = 0; i < store->resident_count; i++) {
-        owned_record *record = &store->records[i];
-        size_t bytes = kept_bytes(store, record);
-        if (rt_stop_requested()) {
-            status = rt_fail(err, RT_ECANCELED, "load experts: stopped");
-            break;
-        }
-        record->offset = offset;
-        status = read_record(store, record, (uint8_t *)store->slab.data + offset, err);
-        if (status != RT_OK) break;
-        offset += bytes;
-        rt_progress_add(progress, bytes);
-    }
-    rt_progress_end(progress);
-    return status;
+    if (!spec->scrub) return RT_OK;
+    store->stats.ram_bytes += en_tier_disk_scrub_bytes(&store->inventory);
+    return en_tier_disk_scrub(store->disk, EN_SCRUB_PERIOD_S * 1000000000ULL, err);
 }
 
 rt_status en_store_open(const en_store_spec *spec, en_store **out, rt_err *err)
 {
-    const md_config *config = md_container_config(spec->container);
     en_store *store = calloc(1, sizeof(*store));
-    ram_plan plan;
     rt_status status;
 
     if (store == NULL) return rt_fail(err, RT_ENOMEM, "expert store");
-    store->container = spec->container;
-    store->layers = spec->with_mtp ? md_config_layers_total(config) : config->layers;
-    store->experts = config->experts;
     store->clock = rt_clock_real();
-    store->layouts = calloc(store->layers, sizeof(*store->layouts));
-    store->buffered = calloc(store->layers, sizeof(*store->buffered));
-    store->index = calloc((size_t)store->layers * store->experts, sizeof(*store->index));
-    if (store->layouts == NULL || store->buffered == NULL || store->index == NULL) {
-        status = rt_fail(err, RT_ENOMEM, "expert store: index of %u layers", store->layers);
+    store->failed = EN_NO_RECORD;
+    status = en_copies_open(&store->copies, spec->container, spec->mirrors, err);
+    if (status != RT_OK) goto fail;
+    status = en_inventory_init(&store->inventory, store->copies.all, store->copies.count, spec->map,
+                               spec->node, spec->with_mtp, err);
+    if (status != RT_OK) goto fail;
+    store->wants = calloc((size_t)store->inventory.experts + 1, sizeof(*store->wants));
+    if (store->wants == NULL) {
+        status = rt_fail(err, RT_ENOMEM, "expert store: %u wants", store->inventory.experts);
         goto fail;
     }
-    status = take_inventory(store, spec, err);
+    status = open_heat(store, spec, err);
+    if (status == RT_OK) status = open_tiers(store, spec, err);
     if (status != RT_OK) goto fail;
-    status = plan_ram(store, spec->ram_bytes, &plan, err);
-    if (status != RT_OK) goto fail;
-    status = take_ram(store, &plan, err);
-    if (status != RT_OK) goto fail;
-    status = load_residents(store, spec->quiet, err);
-    if (status != RT_OK) goto fail;
-    if (store->slot_count == 0) rt_slab_free(&store->bounce);
-    store->stats = (en_store_stats){.records = store->record_count,
-                                    .records_in_ram = store->resident_count,
-                                    .ram_bytes = store->slab.bytes + store->bounce.bytes};
+    store->layers_used = store->ram.layers_used > 0 ? store->ram.layers_used : 1;
+    store->stats.records = store->inventory.count;
+    for (uint32_t i = 0; i < store->ram.slot_count; i++) {
+        store->stats.records_in_ram += store->ram.slots[i].state == EN_SLOT_READY;
+        store->stats.records_pinned += store->ram.slots[i].pinned;
+    }
     *out = store;
     return RT_OK;
 fail:
@@ -323,132 +142,258 @@ fail:
 void en_store_close(en_store *store)
 {
     if (store == NULL) return;
-    for (uint32_t i = 0; i < store->slot_count; i++) {
-        RT_ASSERT(store->slots[i].pins == 0);
-    }
-    rt_slab_free(&store->bounce);
-    rt_slab_free(&store->slab);
-    free(store->slots);
-    free(store->records);
-    free(store->index);
-    free(store->buffered);
-    free(store->layouts);
+    for (uint32_t i = 0; i < store->ram.slot_count; i++)
+        RT_ASSERT(store->ram.slots[i].refs == 0);
+    en_tier_disk_free(store->disk); /* before the memory it reads into */
+    en_tier_ram_fini(&store->ram);
+    pl_heat_free(store->heat);
+    free(store->wants);
+    en_inventory_fini(&store->inventory);
+    en_copies_close(&store->copies);
     free(store);
 }
 
-static uint32_t find_record(const en_store *store, uint32_t layer, uint32_t expert)
+static en_slot *slot_of(const en_store *store, uint32_t record)
 {
-    if (layer >= store->layers || expert >= store->experts) return NOT_OWNED;
-    return store->index[(size_t)layer * store->experts + expert];
+    uint32_t slot = store->ram.slot_of[record];
+
+    return slot == EN_NO_SLOT ? NULL : &store->ram.slots[slot];
 }
 
-static void fill_record(const en_store *store, const owned_record *record, const uint8_t *data,
-                        uint32_t slot, en_record *out)
+/* Asks for a record that has no slot; false when there is none for it now, or no room in the queue. */
+static bool ask(en_store *store, uint32_t record, bool urgent)
 {
-    const md_expert_layout *layout = &store->layouts[record->layer];
+    en_evicted evicted;
+    uint32_t slot;
 
-    memset(out, 0, sizeof(*out));
-    out->slice_mask = record->mask;
-    out->slot = slot;
+    if (en_tier_disk_asked(store->disk) == EN_DISK_READS_MAX) return false;
+    slot = en_tier_ram_place(&store->ram, store->heat, record, &evicted);
+    if (slot == EN_NO_SLOT) return false;
+    store->stats.evictions += evicted != EN_EVICTED_NONE;
+    store->stats.ahead_wasted += evicted == EN_EVICTED_UNUSED;
+    store->ram.slots[slot].wanted = store->ram.slots[slot].staged = urgent;
+    store->ram.slots[slot].ahead = !urgent;
+    store->stats.ahead_reads += !urgent;
+    if (!en_tier_disk_ask(store->disk, record, en_tier_ram_data(&store->ram, slot), slot, urgent))
+        RT_ASSERT(false);
+    return true;
+}
+
+/* Takes what the disk has finished; waits for the first when told to. */
+static bool collect(en_store *store, bool wait)
+{
+    en_disk_done done;
+    rt_err err = {RT_OK, ""};
+    bool any = false;
+
+    while (store->disk != NULL && en_tier_disk_next(store->disk, wait && !any, &done, &err)) {
+        en_slot *slot = &store->ram.slots[done.tag];
+        if (done.status != RT_OK && slot->wanted) {
+            store->failed = slot->record;
+            store->failure = err;
+        }
+        if (done.status == RT_ECANCELED) store->stats.ahead_reads--;
+        en_tier_ram_arrived(&store->ram, done.tag, done.status == RT_OK);
+        any = true;
+    }
+    return any;
+}
+
+static void ask_wants(en_store *store)
+{
+    for (uint32_t i = 0; i < store->want_count; i++) {
+        uint32_t record = store->wants[i];
+        if (record == EN_NO_RECORD || store->ram.slot_of[record] != EN_NO_SLOT) continue;
+        if (!ask(store, record, true)) return;
+    }
+}
+
+static void count_want(en_store *store, en_slot *slot)
+{
+    bool ready = slot != NULL && slot->state == EN_SLOT_READY;
+
+    store->stats.hits += ready;
+    store->stats.hits_pinned += ready && slot->pinned;
+    store->stats.hits_cached += ready && !slot->pinned;
+    store->stats.reads += !ready;
+    if (slot == NULL) return;
+    store->stats.ahead_useful += slot->ahead;
+    slot->ahead = false;
+    slot->staged = !ready;
+    slot->wanted = true;
+    slot->used = store->ram.frame;
+    if (!ready) en_tier_disk_hurry(store->disk, (uint32_t)(slot - store->ram.slots));
+}
+
+void en_store_begin(en_store *store, uint32_t layer, const en_want *wants, uint32_t count,
+                    uint32_t rows)
+{
+    en_store_end(store);
+    RT_ASSERT(count <= store->inventory.experts);
+    store->ram.frame++;
+    store->want_count = store->want_left = count;
+    if (count == 0) return;
+    collect(store, false);
+    pl_heat_advance(store->heat, (double)rows / store->layers_used);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t record = en_inventory_find(&store->inventory, layer, wants[i].expert);
+        RT_ASSERT(record != EN_NOT_OWNED);
+        store->wants[i] = record;
+        pl_heat_add(store->heat, layer, wants[i].expert, wants[i].selections);
+        count_want(store, slot_of(store, record));
+    }
+    if (store->disk == NULL) return;
+    en_tier_disk_cancel(store->disk); /* what was foreseen for this layer, and is not wanted */
+    collect(store, false);
+    ask_wants(store);
+    en_store_idle(store);
+}
+
+void en_store_end(en_store *store)
+{
+    for (uint32_t i = 0; i < store->want_count; i++) {
+        en_slot *slot = store->wants[i] == EN_NO_RECORD ? NULL : slot_of(store, store->wants[i]);
+        if (slot != NULL) slot->wanted = false;
+    }
+    store->want_count = store->want_left = 0;
+    store->failed = EN_NO_RECORD;
+}
+
+static void fill_record(const en_store *store, uint32_t slot, en_record *out)
+{
+    const en_owned *owned = &store->inventory.records[store->ram.slots[slot].record];
+    const md_expert_layout *layout = &store->inventory.layouts[owned->layer];
+    const uint8_t *data = en_tier_ram_data(&store->ram, slot);
+
+    *out = (en_record){.slice_mask = owned->mask, .tier = EN_TIER_RAM, .slot = slot};
     for (uint32_t s = 0; s < layout->slices; s++) {
-        if (!(record->mask >> s & 1)) continue;
+        if (!(owned->mask >> s & 1)) continue;
         out->slice[s] = data;
         data += md_slice_size(layout, s);
     }
 }
 
-/* The slot that holds the record, else the unpinned one that was used longest ago (empty ones were
- * never used), else slot_count. */
-static uint32_t choose_slot(const en_store *store, uint32_t record)
+/* The first want that is in RAM, pinned for the caller; EN_NONE_READY: none is. */
+static uint32_t take_ready(en_store *store, en_record *out)
 {
-    uint32_t best = store->slot_count;
-
-    for (uint32_t i = 0; i < store->slot_count; i++) {
-        const staging_slot *slot = &store->slots[i];
-        if (slot->record == record) return i;
-        if (slot->pins > 0) continue;
-        if (best == store->slot_count || slot->used < store->slots[best].used) best = i;
+    for (uint32_t i = 0; i < store->want_count; i++) {
+        uint32_t record = store->wants[i];
+        en_slot *slot = record == EN_NO_RECORD ? NULL : slot_of(store, record);
+        if (slot == NULL || slot->state != EN_SLOT_READY) continue;
+        slot->refs++;
+        slot->wanted = false;
+        store->wants[i] = EN_NO_RECORD;
+        store->want_left--;
+        fill_record(store, store->ram.slot_of[record], out);
+        out->staged = slot->staged;
+        return i;
     }
-    return best;
+    return EN_NONE_READY;
 }
 
-static uint8_t *slot_data(const en_store *store, uint32_t slot)
+static rt_status no_slot(const en_store *store, rt_err *err)
 {
-    return (uint8_t *)store->slab.data + store->resident_bytes + slot * store->slot_bytes;
+    uint32_t i = 0;
+
+    while (store->wants[i] == EN_NO_RECORD)
+        i++;
+    return rt_fail(err, RT_EBUSY, "layer %u expert %u: all %u slots for it are in use",
+                   store->inventory.records[store->wants[i]].layer,
+                   store->inventory.records[store->wants[i]].expert,
+                   store->ram.slot_count - store->ram.transit_first);
 }
 
-static rt_status stage(en_store *store, uint32_t record, uint32_t slot, rt_err *err)
+rt_status en_store_take(en_store *store, bool wait, uint32_t *index, en_record *out, rt_err *err)
 {
-    uint64_t begin = rt_clock_now(&store->clock);
-    rt_status status;
+    RT_ASSERT(store->want_left > 0);
+    for (;;) {
+        uint64_t begin;
+        if (store->failed != EN_NO_RECORD)
+            return rt_fail(err, store->failure.status, "%s", store->failure.text);
+        *index = take_ready(store, out);
+        if (*index != EN_NONE_READY) return RT_OK;
+        RT_ASSERT(store->disk != NULL);
+        ask_wants(store);
+        if (collect(store, false)) continue;
+        if (!wait) return RT_OK;
+        if (en_tier_disk_asked(store->disk) == 0) return no_slot(store, err);
+        begin = rt_clock_now(&store->clock);
+        collect(store, true);
+        store->stats.wait_ns += rt_clock_now(&store->clock) - begin;
+    }
+}
 
-    store->slots[slot].record = EMPTY; /* a failed read leaves no half record to be found */
-    status = read_record(store, &store->records[record], slot_data(store, slot), err);
-    store->stats.reads++;
-    store->stats.wait_ns += rt_clock_now(&store->clock) - begin;
-    if (status != RT_OK) return status;
-    store->slots[slot].record = record;
-    return RT_OK;
+void en_store_release(en_store *store, const en_record *record)
+{
+    RT_ASSERT(record->slot < store->ram.slot_count && store->ram.slots[record->slot].refs > 0);
+    store->ram.slots[record->slot].refs--;
+    /* The slot may be what another want waits for: the disk need not idle until the next take. */
+    if (store->want_left > 0 && store->disk != NULL) ask_wants(store);
+}
+
+void en_store_hint(en_store *store, uint32_t layer, const uint16_t *experts, uint32_t count)
+{
+    store->hint_count = 0;
+    if (store->disk == NULL) return;
+    for (uint32_t i = 0; i < count && store->hint_count < HINTS_MAX; i++) {
+        uint32_t record = en_inventory_find(&store->inventory, layer, experts[i]);
+        if (record != EN_NOT_OWNED) store->hints[store->hint_count++] = record;
+    }
+}
+
+void en_store_idle(en_store *store)
+{
+    for (uint32_t i = 0; i < store->hint_count; i++)
+        if (store->ram.slot_of[store->hints[i]] == EN_NO_SLOT &&
+            !ask(store, store->hints[i], false))
+            break;
+    store->hint_count = 0;
 }
 
 rt_status en_store_acquire(en_store *store, uint32_t layer, uint32_t expert, en_record *out,
                            rt_err *err)
 {
-    uint32_t found = find_record(store, layer, expert);
-    const owned_record *record;
-    uint32_t slot;
+    en_want want = {expert, 1};
+    uint32_t index;
+    rt_status status;
 
-    if (found == NOT_OWNED) {
+    if (en_inventory_find(&store->inventory, layer, expert) == EN_NOT_OWNED)
         return rt_fail(err, RT_EINVAL, "layer %u expert %u: not held by this node", layer, expert);
-    }
-    record = &store->records[found];
-    if (found < store->resident_count) {
-        store->stats.hits++;
-        fill_record(store, record, (const uint8_t *)store->slab.data + record->offset,
-                    RESIDENT_SLOT, out);
-        return RT_OK;
-    }
-    slot = choose_slot(store, found);
-    if (slot == store->slot_count) {
-        return rt_fail(err, RT_EBUSY, "layer %u expert %u: all %u staging slots are in use", layer,
-                       expert, store->slot_count);
-    }
-    if (store->slots[slot].record == found) {
-        store->stats.hits++;
-    } else {
-        RT_TRY(stage(store, found, slot, err));
-    }
-    store->slots[slot].pins++;
-    store->slots[slot].used = ++store->tick;
-    fill_record(store, record, slot_data(store, slot), slot, out);
-    return RT_OK;
+    en_store_begin(store, layer, &want, 1, 1);
+    status = en_store_take(store, true, &index, out, err);
+    en_store_end(store);
+    return status;
 }
 
-void en_store_release(en_store *store, const en_record *record)
+bool en_store_holds_all(const en_store *store)
 {
-    if (record->slot == RESIDENT_SLOT) return;
-    RT_ASSERT(record->slot < store->slot_count && store->slots[record->slot].pins > 0);
-    store->slots[record->slot].pins--;
-}
-
-uint32_t en_store_pins_max(const en_store *store)
-{
-    return store->slot_count;
+    return en_tier_ram_holds_all(&store->ram);
 }
 
 bool en_store_is_resident(const en_store *store, uint32_t layer, uint32_t expert)
 {
-    return find_record(store, layer, expert) < store->resident_count;
+    uint32_t record = en_inventory_find(&store->inventory, layer, expert);
+    const en_slot *slot = record == EN_NOT_OWNED ? NULL : slot_of(store, record);
+
+    return slot != NULL && slot->state == EN_SLOT_READY;
 }
 
 uint32_t en_store_mask(const en_store *store, uint32_t layer, uint32_t expert)
 {
-    uint32_t found = find_record(store, layer, expert);
+    uint32_t record = en_inventory_find(&store->inventory, layer, expert);
 
-    return found == NOT_OWNED ? 0 : store->records[found].mask;
+    return record == EN_NOT_OWNED ? 0 : store->inventory.records[record].mask;
 }
 
 en_store_stats en_store_get_stats(const en_store *store)
 {
-    return store->stats;
+    en_store_stats stats = store->stats;
+    en_tier_disk_stats disk;
+
+    if (store->disk == NULL) return stats;
+    disk = en_tier_disk_get_stats(store->disk);
+    stats.read_bytes = disk.bytes - store->loaded_bytes;
+    stats.read_failures = disk.failures;
+    stats.quarantined = disk.quarantined;
+    return stats;
 }

@@ -25,6 +25,7 @@ typedef struct {
 } script;
 
 static script play;
+static en_disk_ops real;
 
 ssize_t __real_pread(int fd, void *data, size_t bytes, off_t offset);
 ssize_t __wrap_pread(int fd, void *data, size_t bytes, off_t offset);
@@ -94,9 +95,9 @@ static void both_ways_read_the_same_bytes(void **state)
     make(&f);
     record = record_at(&f, RECORD_OFFSET, 3 * 4096);
     for (int buffered = 0; buffered < 2; buffered++) {
-        bool flag = buffered != 0;
+        atomic_bool flag = buffered != 0;
         memset(f.out, 0xee, 8 * 4096);
-        assert_int_equal(en_disk_read(&record, f.out, &flag, &err), RT_OK);
+        assert_int_equal(en_disk_read(&real, &record, f.out, &flag, &err), RT_OK);
         assert_memory_equal(f.out, f.bytes + RECORD_OFFSET, record.bytes);
     }
     unmake(&f, &record);
@@ -107,19 +108,19 @@ static void a_record_that_ends_with_the_file_is_read_whole(void **state)
     static fixture f;
     md_record record;
     rt_err err = {RT_OK, ""};
-    bool buffered = false;
+    atomic_bool buffered = false;
 
     (void)state;
     make(&f);
     record = record_at(&f, RECORD_OFFSET, FILE_BYTES - RECORD_OFFSET);
     assert_int_equal(en_disk_bytes(&record), 5 * 4096);
-    assert_int_equal(en_disk_read(&record, f.out, &buffered, &err), RT_OK);
+    assert_int_equal(en_disk_read(&real, &record, f.out, &buffered, &err), RT_OK);
     assert_memory_equal(f.out, f.bytes + RECORD_OFFSET, record.bytes);
     unmake(&f, &record);
 }
 
 /* Reads the record with the direct descriptor played by `wanted` on an ordinary one. */
-static rt_status read_played(const fixture *f, script wanted, bool *buffered, rt_err *err)
+static rt_status read_played(const fixture *f, script wanted, atomic_bool *buffered, rt_err *err)
 {
     md_record record = record_at(f, RECORD_OFFSET, 3 * 4096);
     rt_status status;
@@ -130,7 +131,7 @@ static rt_status read_played(const fixture *f, script wanted, bool *buffered, rt
     play = wanted;
     play.fd = record.fd_direct;
     memset(f->out, 0xee, 8 * 4096);
-    status = en_disk_read(&record, f->out, buffered, err);
+    status = en_disk_read(&real, &record, f->out, buffered, err);
     play.fd = 0;
     if (status == RT_OK) assert_memory_equal(f->out, f->bytes + RECORD_OFFSET, record.bytes);
     close(record.fd);
@@ -147,7 +148,7 @@ static void a_refused_direct_read_falls_back_for_good(void **state)
     (void)state;
     make(&f);
     for (int i = 0; i < 2; i++) {
-        bool buffered = false;
+        atomic_bool buffered = false;
         assert_int_equal(read_played(&f, (script){.error = {refusals[i]}}, &buffered, &err), RT_OK);
         assert_true(buffered);
         assert_int_equal(play.calls, 1);
@@ -161,7 +162,7 @@ static void interrupted_and_short_direct_reads_go_on(void **state)
 {
     static fixture f;
     rt_err err = {RT_OK, ""};
-    bool buffered = false;
+    atomic_bool buffered = false;
 
     (void)state;
     make(&f);
@@ -182,14 +183,14 @@ static void without_a_direct_descriptor_the_read_is_buffered(void **state)
     static fixture f;
     md_record record;
     rt_err err = {RT_OK, ""};
-    bool buffered = false;
+    atomic_bool buffered = false;
 
     (void)state;
     make(&f);
     record = record_at(&f, RECORD_OFFSET, 4096);
     if (record.fd_direct >= 0) close(record.fd_direct);
     record.fd_direct = -1;
-    assert_int_equal(en_disk_read(&record, f.out, &buffered, &err), RT_OK);
+    assert_int_equal(en_disk_read(&real, &record, f.out, &buffered, &err), RT_OK);
     assert_memory_equal(f.out, f.bytes + RECORD_OFFSET, record.bytes);
     unmake(&f, &record);
 }
@@ -198,7 +199,7 @@ static void a_failing_device_is_a_read_error_with_its_reason(void **state)
 {
     static fixture f;
     rt_err err = {RT_OK, ""};
-    bool buffered = false;
+    atomic_bool buffered = false;
 
     (void)state;
     make(&f);
@@ -222,9 +223,9 @@ static void other_bytes_than_the_manifests_are_refused_both_ways(void **state)
     record = record_at(&f, RECORD_OFFSET, 2 * 4096);
     record.hash.low ^= 1;
     for (int i = 0; i < 2; i++) {
-        bool buffered = i != 0;
+        atomic_bool buffered = i != 0;
         err = (rt_err){RT_OK, ""};
-        assert_int_equal(en_disk_read(&record, f.out, &buffered, &err), RT_EFORMAT);
+        assert_int_equal(en_disk_read(&real, &record, f.out, &buffered, &err), RT_EFORMAT);
         assert_non_null(strstr(err.text, "experts-001.bin"));
         assert_non_null(strstr(err.text, "layer 1 expert 9"));
     }
@@ -241,17 +242,17 @@ static void a_record_past_the_end_or_not_held_is_a_read_error(void **state)
     make(&f);
     record = record_at(&f, RECORD_OFFSET, 4096);
     for (int i = 0; i < 2; i++) {
-        bool buffered = i != 0;
+        atomic_bool buffered = i != 0;
         record.bytes = 6 * 4096;
         err = (rt_err){RT_OK, ""};
-        assert_int_equal(en_disk_read(&record, f.out, &buffered, &err), RT_EIO);
+        assert_int_equal(en_disk_read(&real, &record, f.out, &buffered, &err), RT_EIO);
     }
     close(record.fd);
     record.fd = -1;
     for (int i = 0; i < 2; i++) {
-        bool buffered = i != 0;
+        atomic_bool buffered = i != 0;
         err = (rt_err){RT_OK, ""};
-        assert_int_equal(en_disk_read(&record, f.out, &buffered, &err), RT_EIO);
+        assert_int_equal(en_disk_read(&real, &record, f.out, &buffered, &err), RT_EIO);
         assert_non_null(strstr(err.text, "layer 1 expert 9"));
     }
     unmake(&f, &record);
@@ -270,5 +271,6 @@ int main(void)
         cmocka_unit_test(a_record_past_the_end_or_not_held_is_a_read_error),
     };
 
+    real = en_disk_real();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -104,7 +104,7 @@ static void with_room_for_all_every_record_is_resident(void **state)
     (void)state;
     open_fixture(&f, &spec, PL_WHOLE, 1);
     assert_int_equal(open_store(&f, 0, RECORDS * record_bytes(&f), &store, &err), RT_OK);
-    assert_int_equal(en_store_pins_max(store), 0);
+    assert_true(en_store_holds_all(store));
     for (uint32_t layer = DENSE; layer < LAYERS; layer++) {
         for (uint32_t e = 0; e < EXPERTS; e++) {
             assert_true(en_store_is_resident(store, layer, e));
@@ -150,7 +150,8 @@ static void a_sliced_share_keeps_only_its_slices(void **state)
     close_fixture(&f);
 }
 
-static void a_small_budget_keeps_the_lowest_layers_and_stages_the_rest(void **state)
+/* Five records: two transit slots, and slots for two layers in turn. */
+static void a_small_budget_gives_every_layer_as_many_slots(void **state)
 {
     tiny_model_spec spec = tiny_model_default();
     fixture f;
@@ -161,26 +162,30 @@ static void a_small_budget_keeps_the_lowest_layers_and_stages_the_rest(void **st
     (void)state;
     open_fixture(&f, &spec, PL_WHOLE, 1);
     assert_int_equal(open_store(&f, 0, 5 * record_bytes(&f) + 100, &store, &err), RT_OK);
-    assert_int_equal(en_store_pins_max(store), 2);
+    assert_false(en_store_holds_all(store));
     stats = en_store_get_stats(store);
     assert_int_equal(stats.records, RECORDS);
     assert_int_equal(stats.records_in_ram, 3);
+    assert_int_equal(stats.records_pinned, 0);
     assert_int_equal(stats.ram_bytes, 5 * record_bytes(&f));
-    for (uint32_t layer = DENSE; layer < LAYERS; layer++) {
-        for (uint32_t e = 0; e < EXPERTS; e++) {
-            assert_int_equal(en_store_is_resident(store, layer, e), layer == DENSE && e < 3);
-            check_record(&f, store, layer, e, ALL);
-        }
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        assert_int_equal(en_store_is_resident(store, DENSE, e), e < 2);
+        assert_int_equal(en_store_is_resident(store, DENSE + 1, e), e < 1);
     }
+    for (uint32_t layer = DENSE; layer < LAYERS; layer++)
+        for (uint32_t e = 0; e < EXPERTS; e++)
+            check_record(&f, store, layer, e, ALL);
     stats = en_store_get_stats(store);
-    assert_int_equal(stats.hits, 3);
-    assert_int_equal(stats.reads, RECORDS - 3);
-    assert_int_equal(stats.read_bytes, (RECORDS - 3) * record_bytes(&f));
+    assert_int_equal(stats.hits + stats.reads, RECORDS);
+    assert_int_equal(stats.hits, stats.hits_cached);
+    assert_true(stats.hits >= 3);
+    assert_int_equal(stats.read_bytes, stats.reads * record_bytes(&f));
+    assert_int_equal(stats.ram_bytes, 5 * record_bytes(&f));
     en_store_close(store);
     close_fixture(&f);
 }
 
-static void staging_slots_keep_what_was_used_last(void **state)
+static void transit_slots_keep_what_was_used_last(void **state)
 {
     tiny_model_spec spec = tiny_model_default();
     fixture f;
@@ -199,6 +204,7 @@ static void staging_slots_keep_what_was_used_last(void **state)
     check_record(&f, store, 1, 1, ALL); /* read again */
     assert_int_equal(en_store_get_stats(store).hits, 2);
     assert_int_equal(en_store_get_stats(store).reads, 4);
+    assert_int_equal(en_store_get_stats(store).evictions, 2);
     en_store_close(store);
     close_fixture(&f);
 }
@@ -520,8 +526,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(with_room_for_all_every_record_is_resident),
         cmocka_unit_test(a_sliced_share_keeps_only_its_slices),
-        cmocka_unit_test(a_small_budget_keeps_the_lowest_layers_and_stages_the_rest),
-        cmocka_unit_test(staging_slots_keep_what_was_used_last),
+        cmocka_unit_test(a_small_budget_gives_every_layer_as_many_slots),
+        cmocka_unit_test(transit_slots_keep_what_was_used_last),
         cmocka_unit_test(sliced_records_are_staged_through_the_read_buffer),
         cmocka_unit_test(pinned_slots_are_not_given_up),
         cmocka_unit_test(a_budget_below_two_slots_is_refused_with_needed_and_given),

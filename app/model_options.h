@@ -18,6 +18,8 @@ typedef struct {
     bool float_activations;
     double reply_timeout_s;
     const char *log_level;
+    const char *mirrors; /* other copies of the container, separated by ':'; NULL: none */
+    bool buffered, scrub;
     const char *heat; /* file, "none", or NULL: heat.bin in the model's folder */
 } app_model_options;
 
@@ -93,6 +95,21 @@ typedef struct {
          .min = 0.01,                                                                              \
          .max = 86400,                                                                             \
          .doc = "an expert node that is silent for longer is lost"},                               \
+        {.name = "mirror",                                                                         \
+         .kind = RT_OPT_TEXT,                                                                      \
+         .offset = offsetof(type, m.mirrors),                                                      \
+         .arg = "DIR[:DIR...]",                                                                    \
+         .doc =                                                                                    \
+             "other copies of MODEL (moesaic.json, config, manifest and any of the packs): "       \
+             "experts are read from all disks at once, and from another copy where one is bad"},   \
+        {.name = "buffered",                                                                       \
+         .kind = RT_OPT_FLAG,                                                                      \
+         .offset = offsetof(type, m.buffered),                                                     \
+         .doc = "read experts through the page cache instead of with O_DIRECT (slower)"},          \
+        {.name = "scrub",                                                                          \
+         .kind = RT_OPT_FLAG,                                                                      \
+         .offset = offsetof(type, m.scrub),                                                        \
+         .doc = "verify expert records on the disks in the background, slowly"},                   \
         {.name = "heat",                                                                           \
          .kind = RT_OPT_TEXT,                                                                      \
          .offset = offsetof(type, m.heat),                                                         \

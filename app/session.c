@@ -2,6 +2,7 @@
 #include "app/session.h"
 
 #include "app/cluster.h"
+#include "app/heat_file.h"
 #include "app/sizing.h"
 #include "base/check.h"
 #include "base/log.h"
@@ -144,12 +145,34 @@ static size_t pool_bytes(const app_session *s)
     return bytes < POOL_LEAST_BYTES ? POOL_LEAST_BYTES : (size_t)bytes;
 }
 
+/* What is known about the model's experts: it decides what is loaded first, and nothing else. */
+static pl_heat *known_heat(const app_session *s)
+{
+    pl_heat *heat = NULL;
+    char *path = NULL;
+    rt_err err = {0};
+    bool found;
+
+    if (app_heat_path(s->container, s->options.heat, &path, &err) == RT_OK && path != NULL &&
+        app_heat_load(path, s->container, &heat, &found, &err) != RT_OK)
+        rt_log_info("heat", "not used: %s", err.text);
+    free(path);
+    return heat;
+}
+
 /* Loads this process's share of the experts; what the budget has left is theirs. */
 static rt_status open_experts(app_session *s, const tr_welcome *welcome, tr_link *link, rt_err *err)
 {
     uint32_t members = rt_team_size(s->team);
     uint64_t work = en_executor_bytes(s->container, welcome->rows_max, members);
-    en_store_spec store = {.container = s->container, .map = s->map, .node = s->rank};
+    en_store_spec store = {.container = s->container,
+                           .map = s->map,
+                           .node = s->rank,
+                           .mirrors = s->options.mirrors,
+                           .buffered = s->options.buffered,
+                           .scrub = s->options.scrub};
+    pl_heat *heat;
+    rt_status status;
     en_executor_spec executor = {.container = s->container,
                                  .team = s->team,
                                  .profile = app_session_profile(s),
@@ -163,7 +186,11 @@ static rt_status open_experts(app_session *s, const tr_welcome *welcome, tr_link
     RT_TRY(rt_budget_book(&s->budget, "expert scratch", work, err));
     store.ram_bytes = rt_budget_left(&s->budget);
     store.quiet = s->rank != 0;
-    RT_TRY(en_store_open(&store, &s->store, err));
+    heat = known_heat(s);
+    store.heat = heat;
+    status = en_store_open(&store, &s->store, err);
+    pl_heat_free(heat);
+    if (status != RT_OK) return status;
     RT_TRY(rt_budget_book(&s->budget, "experts", en_store_get_stats(s->store).ram_bytes, err));
     executor.store = s->store;
     RT_TRY(en_executor_create(&executor, &s->executor, err));

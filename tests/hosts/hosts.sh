@@ -29,11 +29,12 @@ cleanup() {
     for ns in "${hosts[@]}" "${tag}br"; do
         for pid in $(ip netns pids "$ns" 2>/dev/null); do kill -9 "$pid" 2>/dev/null; done
         ip netns del "$ns" 2>/dev/null
-        rm -rf "/etc/netns/$ns"
+        rm -rf "/etc/netns/$ns" "/tmp/$ns"
     done
 }
 trap cleanup EXIT
 
+unshare --uts true 2>/dev/null || skip "host name namespaces are denied here"
 ip netns exec "${tag}br" ip link add br0 type bridge || skip "no bridge device here"
 ip netns exec "${tag}br" ip link set br0 up
 for i in 1 2 3 4; do
@@ -65,7 +66,7 @@ hostlist=$(
 )
 # One rank a host, over TCP only: the namespaces share memory and would be taken for one host.
 across() {
-    ip netns exec "${hosts[0]}" timeout -k 10 100 mpirun --host "$hostlist" -n 4 --map-by node \
+    "$here/enter.sh" "${hosts[0]}" timeout -k 10 100 mpirun --host "$hostlist" -n 4 --map-by node \
         --bind-to none --mca plm rsh --mca plm_rsh_agent "$here/rsh.sh" --mca plm_rsh_no_tree_spawn 1 \
         --mca orte_keep_fqdn_hostnames 1 --mca oob_tcp_if_include eth0 --mca btl tcp,self \
         --mca btl_tcp_if_include eth0 "$@"

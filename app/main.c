@@ -34,6 +34,8 @@ static const verb verbs[] = {
      "check this machine, and a model on it; say what to do"},
     {"status", &app_spec_status, app_verb_status,
      "look at a model: what is there, what fits, what to run next"},
+    {"bench", &app_spec_bench, app_verb_bench,
+     "time memory and kernels; --selfcheck proves their bits"},
     {"version", &app_spec_version, app_verb_version,
      "print version, numerics id and what is built in"},
 };

@@ -17,6 +17,7 @@ int app_verb_inspect(int argc, char **argv);
 int app_verb_plan(int argc, char **argv);
 int app_verb_doctor(int argc, char **argv);
 int app_verb_status(int argc, char **argv);
+int app_verb_bench(int argc, char **argv);
 int app_verb_version(int argc, char **argv);
 
 /* Their options. */
@@ -28,6 +29,7 @@ extern const rt_opt_spec app_spec_inspect;
 extern const rt_opt_spec app_spec_plan;
 extern const rt_opt_spec app_spec_doctor;
 extern const rt_opt_spec app_spec_status;
+extern const rt_opt_spec app_spec_bench;
 extern const rt_opt_spec app_spec_version;
 
 #endif

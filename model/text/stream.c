@@ -15,6 +15,8 @@ static const char replacement[REPLACEMENT_BYTES + 1] = "\xef\xbf\xbd";
 struct md_stream {
     const md_tokenizer *tokenizer; /* borrowed */
     bool skip_special;
+    uint32_t shown_ids[MD_STREAM_SHOWN_MAX];
+    uint32_t shown_id_count;
     bool ended;
     int32_t stop_index;
 
@@ -37,6 +39,9 @@ static rt_status copy_stops(md_stream *stream, const md_stream_spec *spec, rt_er
     size_t total = 0;
     char *to;
 
+    if (spec->shown_count > MD_STREAM_SHOWN_MAX)
+        return rt_fail(err, RT_EINVAL, "%u shown tokens: at most %d", spec->shown_count,
+                       MD_STREAM_SHOWN_MAX);
     if (spec->stop_count > MD_STREAM_STOPS_MAX)
         return rt_fail(err, RT_EINVAL, "%u stop texts: at most %d", spec->stop_count,
                        MD_STREAM_STOPS_MAX);
@@ -70,6 +75,8 @@ rt_status md_stream_create(const md_stream_spec *spec, md_stream **out, rt_err *
     if (stream == NULL) return rt_fail(err, RT_ENOMEM, "stream");
     stream->tokenizer = spec->tokenizer;
     stream->skip_special = spec->skip_special;
+    memcpy(stream->shown_ids, spec->shown, sizeof(stream->shown_ids));
+    stream->shown_id_count = spec->shown_count;
     status = copy_stops(stream, spec, err);
     if (status != RT_OK) goto fail;
     /* The worst call: a held-back near-stop, and a token of broken bytes only. */
@@ -197,6 +204,14 @@ static bool give_out(md_stream *stream, bool all, md_text *text)
     return stream->stop_index < 0;
 }
 
+static bool is_shown(const md_stream *stream, uint32_t id)
+{
+    for (uint32_t i = 0; i < stream->shown_id_count; i++)
+        if (stream->shown_ids[i] == id) return true;
+    return false;
+}
+
+/* TOKEN:12 an id -> whole code points, stop texts cut. */
 bool md_stream_feed(md_stream *stream, uint32_t id, md_text *text)
 {
     md_token token;
@@ -205,7 +220,7 @@ bool md_stream_feed(md_stream *stream, uint32_t id, md_text *text)
     *text = (md_text){stream->text, 0};
     if (stream->ended) return false;
     if (!md_tokenizer_token(stream->tokenizer, id, &token)) return true;
-    if (token.special && stream->skip_special) return true;
+    if (token.special && stream->skip_special && !is_shown(stream, id)) return true;
     for (size_t i = 0; i < token.text.count && !stream->ended; i++)
         add_byte(stream, token.text.bytes[i]);
     return give_out(stream, false, text);

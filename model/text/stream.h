@@ -17,6 +17,7 @@
 enum {
     MD_STREAM_STOPS_MAX = 64,
     MD_STREAM_STOP_BYTES_MAX = 1024,
+    MD_STREAM_SHOWN_MAX = 8,
 };
 
 typedef struct md_stream md_stream;
@@ -26,9 +27,12 @@ typedef struct {
     bool skip_special;             /* tokens marked special come out as nothing */
     const md_text *stops;          /* copied */
     uint32_t stop_count;           /* 0: none */
+    /* [shown_count] special tokens that come out all the same. */
+    uint32_t shown[MD_STREAM_SHOWN_MAX];
+    uint32_t shown_count;
 } md_stream_spec;
 
-/* Errors  RT_EINVAL  an empty or too long stop text, or too many
+/* Errors  RT_EINVAL  an empty or too long stop text, or too many of them (or of shown tokens)
  *         RT_ENOMEM */
 RT_MUST_CHECK rt_status md_stream_create(const md_stream_spec *spec, md_stream **out, rt_err *err);
 void md_stream_free(md_stream *stream); /* NULL allowed */

@@ -43,7 +43,8 @@ static int teardown(void **state)
 static md_stream *open_stream(const char *const *stops, uint32_t count)
 {
     md_text views[8];
-    md_stream_spec spec = {tokenizer, true, views, count};
+    md_stream_spec spec = {
+        .tokenizer = tokenizer, .skip_special = true, .stops = views, .stop_count = count};
     md_stream *stream = NULL;
 
     for (uint32_t i = 0; i < count; i++)
@@ -145,6 +146,25 @@ static void special_tokens_are_shown_or_left_out(void **state)
     assert_int_equal(shown.count, 0);
     md_stream_free(skipping);
     md_stream_free(showing);
+}
+
+static void listed_special_tokens_are_shown_all_the_same(void **state)
+{
+    md_stream_spec spec = {
+        .tokenizer = tokenizer, .skip_special = true, .shown = {7, 260}, .shown_count = 2};
+    md_stream *stream = NULL;
+    md_text shown;
+    rt_err err = {0};
+
+    (void)state;
+    assert_int_equal(md_stream_create(&spec, &stream, NULL), RT_OK);
+    assert_true(md_stream_feed(stream, 260, &shown));
+    assert_int_equal(shown.count, 3);
+    assert_memory_equal(shown.bytes, "<a>", 3);
+    md_stream_free(stream);
+    spec.shown_count = MD_STREAM_SHOWN_MAX + 1;
+    assert_int_equal(md_stream_create(&spec, &stream, &err), RT_EINVAL);
+    assert_non_null(strstr(err.text, "shown tokens"));
 }
 
 static void stop_texts_cut_exactly(void **state)
@@ -258,7 +278,8 @@ static void unfit_stop_texts_are_refused(void **state)
 {
     static char longest[MD_STREAM_STOP_BYTES_MAX + 1];
     md_text stops[MD_STREAM_STOPS_MAX + 1];
-    md_stream_spec spec = {tokenizer, true, stops, 1};
+    md_stream_spec spec = {
+        .tokenizer = tokenizer, .skip_special = true, .stops = stops, .stop_count = 1};
     md_stream *stream = NULL;
     rt_err err = {0};
 
@@ -301,6 +322,7 @@ int main(void)
         cmocka_unit_test(code_points_come_out_whole),
         cmocka_unit_test(broken_bytes_become_one_mark_per_maximal_part),
         cmocka_unit_test(special_tokens_are_shown_or_left_out),
+        cmocka_unit_test(listed_special_tokens_are_shown_all_the_same),
         cmocka_unit_test(stop_texts_cut_exactly),
         cmocka_unit_test(repeated_starts_do_not_hide_a_stop_text),
         cmocka_unit_test(the_longest_of_several_completed_together_counts),

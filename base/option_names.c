@@ -54,8 +54,10 @@ static size_t edit_distance(const char *a, size_t a_bytes, const char *b, size_t
 
 rt_opt_nearest rt_opt_nearest_begin(const char *name, size_t name_bytes)
 {
-    /* Farther than a third of its letters is another word. */
-    size_t best = name_bytes < RT_OPT_TWIN_BYTES ? name_bytes / 3 + 2 : 0;
+    /* Farther than a third of its letters is another word; one slip is always forgiven. */
+    size_t best = name_bytes < 3 ? 2 : name_bytes / 3 + 1;
+
+    if (name_bytes >= RT_OPT_TWIN_BYTES) best = 0;
 
     return (rt_opt_nearest){.name = name, .name_bytes = name_bytes, .best = best};
 }

@@ -31,6 +31,7 @@ struct app_cluster {
     tr_link *link; /* owned */
     rt_clock clock;
     uint32_t rank, size;
+    tr_hello mine;
     peer *peers;   /* owned [size] */
     bool lost;     /* a peer or the job went away: MPI_Finalize would hang */
     bool finished; /* STOP went round */
@@ -156,6 +157,20 @@ static rt_status await(app_cluster *cluster, uint64_t deadline, const char *whom
     }
 }
 
+/* Texts of several lines (a table of memory) travel as one: "a; b; c", blanks drawn together, cut at the
+ * end of `line`. */
+static void one_line(const char *text, char *line, size_t line_bytes)
+{
+    size_t used = 0;
+
+    while (*text != '\0' && used + 2 < line_bytes) {
+        if (*text == '\n') line[used++] = ';';
+        line[used++] = *text == '\n' ? ' ' : *text;
+        text += *text == '\n' || *text == ' ' ? strspn(text, "\n ") : 1;
+    }
+    line[used] = '\0';
+}
+
 static void make_hello(const md_container *container, tr_role role, tr_hello *out)
 {
     *out = (tr_hello){.protocol_min = TR_PROTOCOL_MIN,
@@ -194,10 +209,11 @@ static rt_status reported(const app_cluster *cluster, uint32_t from, const tr_re
     return rt_fail(err, reject->status, "%s: %s", app_cluster_name(cluster, from), reject->text);
 }
 
-static rt_status gather_hellos(app_cluster *cluster, const tr_hello *mine, rt_err *err)
+rt_status app_cluster_gather(app_cluster *cluster, const md_container *container, rt_err *err)
 {
     uint64_t deadline = deadline_in(cluster, HELLO_WAIT_S);
 
+    make_hello(container, TR_ROLE_ATTENTION, &cluster->mine);
     for (uint32_t missing = cluster->size - 1; missing > 0;) {
         char whom[NAME_BYTES + 32];
         tr_control message;
@@ -213,7 +229,7 @@ static rt_status gather_hellos(app_cluster *cluster, const tr_hello *mine, rt_er
         cluster->peers[from].said_hello = true;
         cluster->peers[from].hello = message.hello;
         missing--;
-        status = tr_hello_check(mine, &message.hello, err);
+        status = tr_hello_check(&cluster->mine, &message.hello, err);
         if (status != RT_OK) {
             rt_err_prefix(err, "%s is refused: ", app_cluster_name(cluster, from));
             return status;
@@ -222,19 +238,14 @@ static rt_status gather_hellos(app_cluster *cluster, const tr_hello *mine, rt_er
     return RT_OK;
 }
 
-rt_status app_cluster_welcome(app_cluster *cluster, const md_container *container,
-                              const tr_welcome *welcome, rt_err *err)
+rt_status app_cluster_welcome(app_cluster *cluster, const tr_welcome *welcome, rt_err *err)
 {
-    tr_hello mine;
-
-    make_hello(container, TR_ROLE_ATTENTION, &mine);
-    RT_TRY(gather_hellos(cluster, &mine, err));
     for (uint32_t r = 1; r < cluster->size; r++) {
         tr_control message = {.type = TR_CONTROL_WELCOME, .welcome = *welcome};
         rt_status status;
 
         message.welcome.node_index = r;
-        message.welcome.protocol = tr_hello_protocol(&mine, &cluster->peers[r].hello);
+        message.welcome.protocol = tr_hello_protocol(&cluster->mine, &cluster->peers[r].hello);
         cluster->peers[r].ready = welcome->share[r] == 0;
         status = tr_control_send(cluster->link, r, &message);
         if (status != RT_OK)
@@ -320,8 +331,8 @@ void app_cluster_stop(app_cluster *cluster, rt_status status, const char *reason
     uint32_t missing = 0;
 
     RT_ASSERT(cluster->rank == 0);
-    snprintf(message.stop.reason, sizeof(message.stop.reason), "%.200s",
-             reason == NULL || reason[0] == '\0' ? "done" : reason);
+    one_line(reason == NULL || reason[0] == '\0' ? "done" : reason, message.stop.reason,
+             sizeof(message.stop.reason));
     for (uint32_t r = 1; r < cluster->size; r++) {
         if (tr_control_send(cluster->link, r, &message) == RT_OK)
             missing++;
@@ -345,19 +356,25 @@ void app_cluster_stop(app_cluster *cluster, rt_status status, const char *reason
 
 /* ---- Node ---- */
 
-rt_status app_cluster_join(app_cluster *cluster, const md_container *container, tr_welcome *out,
-                           rt_err *err)
+rt_status app_cluster_hello(app_cluster *cluster, const md_container *container, rt_err *err)
 {
     tr_control message = {.type = TR_CONTROL_HELLO};
-    uint32_t from;
     rt_status status;
 
     make_hello(container, TR_ROLE_EXPERT, &message.hello);
     status = tr_control_send(cluster->link, 0, &message);
     if (status != RT_OK) return rt_fail(err, status, "hello to rank 0 could not be sent");
+    return RT_OK;
+}
+
+rt_status app_cluster_join(app_cluster *cluster, tr_welcome *out, rt_err *err)
+{
+    tr_control message;
+    uint32_t from;
+
     do
-        RT_TRY(await(cluster, deadline_in(cluster, 2 * HELLO_WAIT_S), app_cluster_name(cluster, 0),
-                     " to say welcome", &message, &from, err));
+        RT_TRY(await(cluster, 0, app_cluster_name(cluster, 0), " to say welcome", &message, &from,
+                     err));
     while (from != 0);
     if (message.type == TR_CONTROL_STOP) {
         tr_control bye = {.type = TR_CONTROL_STOP, .stop = {.clean = true}};
@@ -393,7 +410,7 @@ void app_cluster_refuse(app_cluster *cluster, rt_status status, const char *text
     uint64_t deadline = deadline_in(cluster, BYE_WAIT_S);
 
     if (cluster->finished || cluster->lost) return;
-    snprintf(message.reject.text, sizeof(message.reject.text), "%s", text);
+    one_line(text, message.reject.text, sizeof(message.reject.text));
     if (tr_control_send(cluster->link, 0, &message) != RT_OK) {
         cluster->lost = true;
         return;

@@ -1,6 +1,7 @@
 /* generation.c - the loop of one sequence. */
 #include "app/generation.h"
 
+#include "app/run_prompt.h"
 #include "base/check.h"
 #include "base/stop.h"
 
@@ -48,6 +49,7 @@ static rt_status prefill(an_engine *engine, const app_generation_spec *spec, an_
         status = an_engine_step(engine, &item, 1, err);
         done += count;
         out->prefill_ns = rt_clock_now(&spec->clock) - begin;
+        if (status == RT_OK) out->prefilled = done;
         if (status == RT_OK) show_progress(out->prefill_ns, done, spec->prompt_count, &shown);
     }
     if (shown) fprintf(stderr, "\r%79s\r", "");
@@ -74,12 +76,13 @@ static rt_status decode(an_engine *engine, const app_generation_spec *spec, an_s
             return rt_fail(err, RT_ENUMERIC, "the logits of position %u are not finite",
                            position - 1);
         if (is_eos(spec, id)) {
-            out->finish = APP_FINISH_STOP;
+            out->finish = APP_FINISH_EOS;
+            out->eos = id;
             return RT_OK;
         }
         out->generated++;
         if (!spec->on_token(spec->context_of_token, id)) {
-            out->finish = APP_FINISH_STOP;
+            out->finish = APP_FINISH_STOP_TEXT;
             return RT_OK;
         }
         /* The last token needs no pass of its own. */
@@ -105,6 +108,7 @@ static void take_profile(const app_generation_spec *spec, uint64_t *begin_ns, ui
     *begin_ns = now;
 }
 
+/* TOKEN:3 the prompt in chunks, then a token at a time. */
 rt_status app_generate(an_engine *engine, const app_generation_spec *spec, app_generation *out,
                        rt_err *err)
 {
@@ -114,16 +118,7 @@ rt_status app_generate(an_engine *engine, const app_generation_spec *spec, app_g
     float *logits;
 
     *out = (app_generation){.finish = APP_FINISH_LENGTH};
-    if (spec->prompt_count == 0) return rt_fail(err, RT_EINVAL, "the prompt has no tokens");
-    if (spec->prompt_count > spec->context)
-        return rt_fail(err, RT_EINVAL,
-                       "the prompt has %u tokens, the context holds %u (--ctx-size)",
-                       spec->prompt_count, spec->context);
-    for (uint32_t i = 0; i < spec->prompt_count; i++)
-        if (spec->prompt[i] >= spec->vocab)
-            return rt_fail(err, RT_EINVAL,
-                           "token id %u at place %u is outside the vocabulary of %u",
-                           spec->prompt[i], i, spec->vocab);
+    RT_TRY(app_prompt_check(spec->prompt, spec->prompt_count, spec->vocab, spec->context, err));
     logits = malloc((size_t)spec->vocab * sizeof(*logits));
     if (logits == NULL) return rt_fail(err, RT_ENOMEM, "logits of %u tokens", spec->vocab);
     status = an_seq_open(engine, &seq, err);

@@ -8,7 +8,11 @@
 #include "attention_node/engine.h"
 #include "model/text/sampler.h"
 
-typedef enum { APP_FINISH_STOP, APP_FINISH_LENGTH } app_finish;
+typedef enum {
+    APP_FINISH_EOS,
+    APP_FINISH_STOP_TEXT, /* or on_token's other reasons */
+    APP_FINISH_LENGTH,
+} app_finish;
 
 /* Called for each new token before it is used, in order. false ends the generation (a stop text, a
  * closed output). */
@@ -32,6 +36,8 @@ typedef struct {
 
 typedef struct {
     app_finish finish;
+    uint32_t eos;       /* which one, when finish is APP_FINISH_EOS */
+    uint32_t prefilled; /* tokens of the prompt that went through the model */
     uint32_t generated; /* tokens handed to on_token, end-of-sequence not among them */
     uint64_t prefill_ns, decode_ns;
     uint32_t decode_steps;
@@ -39,7 +45,7 @@ typedef struct {
 } app_generation;
 
 /* *out is kept up to date also when it fails, for the closing line.
- *   Errors  RT_EINVAL the prompt is empty or longer than the context; those of an_engine_step */
+ *   Errors  those of app_prompt_check and of an_engine_step */
 RT_MUST_CHECK rt_status app_generate(an_engine *engine, const app_generation_spec *spec,
                                      app_generation *out, rt_err *err);
 

@@ -12,8 +12,12 @@
 #include <string.h>
 #include <unistd.h>
 
+#define THOUGHT_END "</think>"
+
 struct app_output {
     app_output_mode mode;
+    bool thinking, quiet, sampled;
+    uint64_t seed;
     md_stream *stream;   /* owned */
     md_text_buffer text; /* JSON mode: all of it */
     md_ids ids;
@@ -32,8 +36,11 @@ typedef struct {
     bool has_slowest;
 } run_timings;
 
+static const char *const markers[] = {"<think>", THOUGHT_END};
+
 rt_status app_output_create(const app_output_spec *spec, app_output **out, rt_err *err)
 {
+    uint32_t id;
     md_stream_spec stream = {.tokenizer = spec->tokenizer,
                              .skip_special = true,
                              .stops = spec->stop,
@@ -42,7 +49,14 @@ rt_status app_output_create(const app_output_spec *spec, app_output **out, rt_er
     rt_status status;
 
     if (output == NULL) return rt_fail(err, RT_ENOMEM, "output");
+    for (size_t i = 0; i < sizeof(markers) / sizeof(markers[0]); i++)
+        if (md_tokenizer_find(spec->tokenizer, (md_text){markers[i], strlen(markers[i])}, &id))
+            stream.shown[stream.shown_count++] = id;
     output->mode = spec->mode;
+    output->thinking = spec->thinking;
+    output->quiet = spec->quiet;
+    output->sampled = spec->sampled;
+    output->seed = spec->seed;
     output->last = '\n';
     status = md_stream_create(&stream, &output->stream, err);
     if (status != RT_OK) {
@@ -94,6 +108,7 @@ static bool show_text(app_output *output, md_text text)
     return true;
 }
 
+/* TOKEN:12 an id -> text on stdout. */
 bool app_output_token(void *context, uint32_t id)
 {
     app_output *output = context;
@@ -114,8 +129,7 @@ bool app_output_token(void *context, uint32_t id)
 }
 
 /* ask: the other nodes for their counters too; after a loss they may not answer. */
-static run_timings timings_of(app_session *session, const app_generation *generation,
-                              uint32_t prompt_count, bool ask)
+static run_timings timings_of(app_session *session, const app_generation *generation, bool ask)
 {
     an_engine_stats stats = an_engine_get_stats(app_session_engine(session));
     app_expert_stats experts = {0};
@@ -124,7 +138,7 @@ static run_timings timings_of(app_session *session, const app_generation *genera
                      .hit_share = -1};
     uint64_t worst = 0;
 
-    if (t.prefill_s > 0) t.prefill_rate = prompt_count / t.prefill_s;
+    if (t.prefill_s > 0) t.prefill_rate = generation->prefilled / t.prefill_s;
     if (t.decode_s > 0) t.decode_rate = generation->decode_steps / t.decode_s;
     if (stats.total_ns > 0) t.wait_share = (double)stats.wait_ns / (double)stats.total_ns;
     if (stats.rows > 0)
@@ -160,30 +174,65 @@ static app_profile_report profile_of(app_session *session, const app_generation 
     return report;
 }
 
+/* The whole text in two: the thought, when there is one, and what follows its end. */
+static bool add_parts(const app_output *output, json_t *root)
+{
+    const char *text = output->text.bytes == NULL ? "" : output->text.bytes;
+    const char *end = output->text.count == 0
+                          ? NULL
+                          : memmem(text, output->text.count, THOUGHT_END, sizeof(THOUGHT_END) - 1);
+    size_t thought = end != NULL ? (size_t)(end - text) : output->text.count, from = 0;
+
+    if (output->thinking) from = end != NULL ? thought + sizeof(THOUGHT_END) - 1 : thought;
+    return json_object_set_new(root, "text", json_stringn(text, output->text.count)) == 0 &&
+           json_object_set_new(root, "reasoning",
+                               output->thinking ? json_stringn(text, thought) : json_null()) == 0 &&
+           json_object_set_new(root, "content",
+                               json_stringn(text + from, output->text.count - from)) == 0;
+}
+
+static json_t *stop_reason(const app_generation *generation)
+{
+    switch (generation->finish) {
+    case APP_FINISH_EOS:
+        return json_integer(generation->eos);
+    case APP_FINISH_STOP_TEXT:
+        return json_string("stop text");
+    case APP_FINISH_LENGTH:
+        break;
+    }
+    return json_string("length");
+}
+
 static rt_status print_json(app_output *output, app_session *session,
                             const app_generation *generation, const run_timings *t,
                             const app_profile_report *profile, uint32_t prompt_count, rt_err *err)
 {
+    const md_container *container = app_session_container(session);
     json_t *ids = json_array();
     json_t *root;
-    char *line;
+    char model[65], *line = NULL;
     bool shown;
 
     for (size_t i = 0; i < output->ids.count; i++)
         json_array_append_new(ids, json_integer(output->ids.ids[i]));
+    md_model_id_format(md_container_get_info(container)->model_id, model);
     root = json_pack(
-        "{s:o, s:o, s:s, s:i, s:{s:f, s:f, s:i, s:f, s:f, s:f, s:o, s:f, s:o}}", "ids", ids, "text",
-        json_stringn(output->text.bytes == NULL ? "" : output->text.bytes, output->text.count),
-        "finish", generation->finish == APP_FINISH_STOP ? "stop" : "length", "prompt_tokens",
-        (int)prompt_count, "timings", "prefill_s", t->prefill_s, "prefill_tok_s", t->prefill_rate,
-        "decode_steps", (int)generation->decode_steps, "decode_s", t->decode_s, "decode_tok_s",
-        t->decode_rate, "wait_share", t->wait_share, "slowest_node",
-        t->has_slowest ? json_string(app_session_node_name(session, t->slowest)) : json_null(),
+        "{s:s, s:o, s:o, s:s, s:o, s:i, s:{s:f, s:f, s:i, s:f, s:f, s:f, s:o, s:f, s:o}}", "model",
+        model, "seed", output->sampled ? json_integer((json_int_t)output->seed) : json_null(),
+        "ids", ids, "finish", generation->finish == APP_FINISH_LENGTH ? "length" : "stop",
+        "stop_reason", stop_reason(generation), "prompt_tokens", (int)prompt_count, "timings",
+        "prefill_s", t->prefill_s, "prefill_tok_s", t->prefill_rate, "decode_steps",
+        (int)generation->decode_steps, "decode_s", t->decode_s, "decode_tok_s", t->decode_rate,
+        "wait_share", t->wait_share, "slowest_node",
+        t->has_slowest && app_session_nodes(session) > 1
+            ? json_string(app_session_node_name(session, t->slowest))
+            : json_null(),
         "bytes_per_token", t->bytes_per_token, "ram_hit_share",
         t->hit_share >= 0 ? json_real(t->hit_share) : json_null());
     if (root != NULL && profile != NULL)
         json_object_set_new(root, "profile", app_profile_json(profile));
-    line = root == NULL ? NULL : json_dumps(root, JSON_COMPACT);
+    if (root != NULL && add_parts(output, root)) line = json_dumps(root, JSON_COMPACT);
     json_decref(root);
     if (line == NULL) return rt_fail(err, RT_ENOMEM, "the JSON of %zu tokens", output->ids.count);
     shown = show(output, line, strlen(line));
@@ -193,16 +242,24 @@ static rt_status print_json(app_output *output, app_session *session,
     return RT_OK;
 }
 
+/* docs/operations.md explains every figure. */
 static void closing_line(app_session *session, const app_generation *generation,
                          const run_timings *t, uint32_t prompt_count, bool complete)
 {
-    fprintf(stderr, "moesaic: %sprefill %u tokens %.1f tok/s, decode %u tokens %.1f tok/s, ",
-            complete ? "" : "INCOMPLETE, ", prompt_count, t->prefill_rate, generation->generated,
-            t->decode_rate);
-    fprintf(stderr, "waited %.0f %% for experts%s%s, %.1f KB per token", 100 * t->wait_share,
-            t->has_slowest ? ", slowest " : "",
-            t->has_slowest ? app_session_node_name(session, t->slowest) : "",
-            t->bytes_per_token / 1e3);
+    fprintf(stderr, "moesaic: %sprefill ", complete ? "" : "INCOMPLETE, ");
+    if (generation->prefilled < prompt_count) fprintf(stderr, "%u of ", generation->prefilled);
+    fprintf(stderr, "%u token%s", prompt_count, prompt_count == 1 ? "" : "s");
+    if (t->prefill_rate > 0) fprintf(stderr, " %.1f tok/s", t->prefill_rate);
+    fprintf(stderr, ", decode %u token%s", generation->generated,
+            generation->generated == 1 ? "" : "s");
+    if (t->decode_rate > 0) fprintf(stderr, " %.1f tok/s", t->decode_rate);
+    if (app_session_nodes(session) == 1)
+        fprintf(stderr, ", experts took %.0f %% of the time", 100 * t->wait_share);
+    else
+        fprintf(stderr, ", waited %.0f %% for experts%s%s", 100 * t->wait_share,
+                t->has_slowest ? ", slowest " : "",
+                t->has_slowest ? app_session_node_name(session, t->slowest) : "");
+    fprintf(stderr, ", %.1f kB per token", t->bytes_per_token / 1e3);
     if (t->hit_share >= 0) fprintf(stderr, ", %.1f %% of experts from RAM", 100 * t->hit_share);
     fprintf(stderr, "\n");
 }
@@ -221,10 +278,10 @@ rt_status app_output_finish(app_output *output, app_session *session, app_genera
     if (output->out_of_memory)
         return rt_fail(err, RT_ENOMEM, "the text of %u tokens", generation->generated);
     if (status == RT_OK && !output->stop_text) {
-        if (!md_stream_finish(output->stream, &rest)) generation->finish = APP_FINISH_STOP;
+        if (!md_stream_finish(output->stream, &rest)) generation->finish = APP_FINISH_STOP_TEXT;
         show_text(output, rest);
     }
-    timings = timings_of(session, generation, prompt_count, status == RT_OK);
+    timings = timings_of(session, generation, status == RT_OK);
     if (profiled) profile = profile_of(session, generation, &timings);
     if (status == RT_OK && output->mode == APP_OUTPUT_JSON)
         status = print_json(output, session, generation, &timings, profiled ? &profile : NULL,
@@ -234,6 +291,7 @@ rt_status app_output_finish(app_output *output, app_session *session, app_genera
     if (output->write_errno != 0)
         return rt_fail(err, RT_EIO, "stdout: %s", strerror(output->write_errno));
     if (profiled) app_profile_print(&profile, stderr);
-    closing_line(session, generation, &timings, prompt_count, status == RT_OK);
+    if (!output->quiet || status != RT_OK)
+        closing_line(session, generation, &timings, prompt_count, status == RT_OK);
     return status;
 }

@@ -1,5 +1,8 @@
 /* run_output.h - what `run` shows: text as it comes, ids, or one JSON object; then the closing line.
  *
+ * The tokens <think> and </think> are shown also where the tokenizer calls them special: without them
+ * thought and answer would run together.
+ *
  * A closed stdout ends the run quietly. An answer that was cut short by an error is never shown as a
  * complete one: no JSON is printed then, and the closing line says that it is incomplete.
  *
@@ -16,6 +19,10 @@ typedef struct {
     const md_tokenizer *tokenizer; /* borrowed */
     app_output_mode mode;
     const md_text *stop; /* NULL: none; borrowed for the call */
+    bool thinking;       /* the answer begins inside a thought */
+    bool quiet;          /* no closing line under a complete answer */
+    bool sampled;        /* not greedy: seed is part of the JSON */
+    uint64_t seed;
 } app_output_spec;
 
 typedef struct app_output app_output;

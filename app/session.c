@@ -38,6 +38,7 @@ struct app_session {
     pl_map *map; /* owned */
     uint32_t rank, size;
     uint32_t rows_max, context;
+    tr_welcome welcome; /* of the head from the start; of a node once it is loading */
 
     /* Expert node of this process, if it has a share. */
     en_store *store;                    /* owned */
@@ -85,8 +86,9 @@ static void shares_of(const app_session *s, uint32_t *share)
         share[r] = (uint32_t)((1 - here) * SHARE_UNIT + 0.5);
 }
 
-static rt_status build_map(app_session *s, const tr_welcome *welcome, rt_err *err)
+static rt_status build_map(app_session *s, rt_err *err)
 {
+    const tr_welcome *welcome = &s->welcome;
     const md_config *config = md_container_config(s->container);
     md_expert_layout layout;
     pl_map_spec spec;
@@ -160,9 +162,29 @@ static pl_heat *known_heat(const app_session *s)
     return heat;
 }
 
-/* Loads this process's share of the experts; what the budget has left is theirs. */
-static rt_status open_experts(app_session *s, const tr_welcome *welcome, tr_link *link, rt_err *err)
+/* The memory of this process as planned, before any of it is taken. */
+static rt_status plan_memory(app_session *s, rt_err *err)
 {
+    app_sizing sizing = {.container = s->container,
+                         .options = &s->options,
+                         .map = s->map,
+                         .team = s->team,
+                         .limit_bytes = s->budget.limit_bytes,
+                         .node = s->rank,
+                         .attends = s->rank == 0,
+                         .experts = s->welcome.share[s->rank] > 0,
+                         .rows_max = s->welcome.rows_max};
+    app_sizes sizes;
+
+    RT_TRY(app_sizes_choose(&sizing, &sizes, err));
+    s->context = sizes.context;
+    return app_sizes_check(&sizes, &s->options, err);
+}
+
+/* Loads this process's share of the experts; what the budget has left is theirs. */
+static rt_status open_experts(app_session *s, tr_link *link, rt_err *err)
+{
+    const tr_welcome *welcome = &s->welcome;
     uint32_t members = rt_team_size(s->team);
     uint64_t work = en_executor_bytes(s->container, welcome->rows_max, members);
     en_store_spec store = {.container = s->container,
@@ -182,6 +204,7 @@ static rt_status open_experts(app_session *s, const tr_welcome *welcome, tr_link
                          .profile = app_session_profile(s),
                          .container = s->container,
                          .experts_limit = md_container_config(s->container)->experts};
+    en_store_stats stats;
 
     RT_TRY(rt_budget_book(&s->budget, "expert scratch", work, err));
     store.ram_bytes = rt_budget_left(&s->budget);
@@ -191,20 +214,14 @@ static rt_status open_experts(app_session *s, const tr_welcome *welcome, tr_link
     status = en_store_open(&store, &s->store, err);
     pl_heat_free(heat);
     if (status != RT_OK) return status;
-    RT_TRY(rt_budget_book(&s->budget, "experts", en_store_get_stats(s->store).ram_bytes, err));
+    stats = en_store_get_stats(s->store);
+    RT_TRY(rt_budget_book(&s->budget, "experts", stats.ram_bytes, err));
+    rt_log_info("session", "experts %llu in ram %llu", (unsigned long long)stats.records,
+                (unsigned long long)stats.records_in_ram);
     executor.store = s->store;
     RT_TRY(en_executor_create(&executor, &s->executor, err));
     node.executor = s->executor;
     return en_node_create(&node, &s->node, err);
-}
-
-/* What the budget has left once the dense weights are loaded decides about the context. */
-static rt_status choose_context(app_session *s, rt_err *err)
-{
-    bool experts_here = s->size == 1 || s->options.experts_here > 0;
-
-    return app_context_choose(md_container_config(s->container), &s->options,
-                              rt_budget_left(&s->budget), experts_here, &s->context, err);
 }
 
 static rt_status join_links(app_session *s, rt_err *err)
@@ -224,7 +241,7 @@ static rt_status join_links(app_session *s, rt_err *err)
     return status;
 }
 
-static rt_status create_engine(app_session *s, const tr_welcome *welcome, rt_err *err)
+static rt_status create_engine(app_session *s, rt_err *err)
 {
     an_engine_spec spec = {.container = s->container,
                            .weights = s->weights,
@@ -237,7 +254,7 @@ static rt_status create_engine(app_session *s, const tr_welcome *welcome, rt_err
                            .context_max = s->context,
                            .sequences_max = 1,
                            .kv_bf16 = s->options.kv[0] == 'b',
-                           .float_activations = welcome->float_activations,
+                           .float_activations = s->options.float_activations,
                            .reply_timeout_ns = (uint64_t)(s->options.reply_timeout_s * 1e9)};
 
     return an_engine_create(&spec, &s->budget, &s->engine, err);
@@ -246,42 +263,47 @@ static rt_status create_engine(app_session *s, const tr_welcome *welcome, rt_err
 /* Rank 0, or a process alone. */
 static rt_status open_head(app_session *s, rt_err *err)
 {
-    tr_welcome welcome = {.epoch = 1,
-                          .sliced = s->options.slices,
-                          .nodes = s->size,
-                          .float_activations = s->options.float_activations,
-                          .rows_max = s->rows_max};
-
+    s->welcome = (tr_welcome){.epoch = 1,
+                              .sliced = s->options.slices,
+                              .nodes = s->size,
+                              .float_activations = s->options.float_activations,
+                              .rows_max = s->rows_max};
     if (s->size > TR_NODES_MAX)
         return rt_fail(err, RT_EINVAL, "%u ranks: at most %d", s->size, TR_NODES_MAX);
     if (s->size > 1 && s->options.experts_here >= 1)
         return rt_fail(err, RT_EINVAL,
                        "--experts-here 1 leaves the other %u ranks no experts; run without mpirun",
                        s->size - 1);
-    shares_of(s, welcome.share);
-    if (s->cluster != NULL) RT_TRY(app_cluster_welcome(s->cluster, s->container, &welcome, err));
-    RT_TRY(build_map(s, &welcome, err));
+    shares_of(s, s->welcome.share);
+    if (s->cluster != NULL) RT_TRY(app_cluster_gather(s->cluster, s->container, err));
+    RT_TRY(build_map(s, err));
+    return plan_memory(s, err);
+}
+
+static rt_status load_head(app_session *s, rt_err *err)
+{
+    if (s->cluster != NULL) RT_TRY(app_cluster_welcome(s->cluster, &s->welcome, err));
     RT_TRY(join_links(s, err));
     RT_TRY(md_weights_load(s->container, false, &s->budget, &s->weights, err));
-    RT_TRY(choose_context(s, err));
-    RT_TRY(create_engine(s, &welcome, err));
-    if (welcome.share[0] > 0) {
-        RT_TRY(open_experts(s, &welcome, s->inproc_node, err));
+    rt_log_info("session", "dense weights loaded");
+    RT_TRY(create_engine(s, err));
+    if (s->welcome.share[0] > 0) {
+        RT_TRY(open_experts(s, s->inproc_node, err));
         tr_inproc_set_driver(s->inproc_node, en_node_drive, s->node);
     }
     if (s->cluster != NULL) RT_TRY(app_cluster_wait_ready(s->cluster, err));
     return RT_OK;
 }
 
-static rt_status open_node(app_session *s, rt_err *err)
+static rt_status load_node(app_session *s, rt_err *err)
 {
-    tr_welcome welcome;
     en_store_stats stats;
     tr_ready ready;
 
-    RT_TRY(app_cluster_join(s->cluster, s->container, &welcome, err));
-    RT_TRY(build_map(s, &welcome, err));
-    RT_TRY(open_experts(s, &welcome, app_cluster_link(s->cluster), err));
+    RT_TRY(app_cluster_join(s->cluster, &s->welcome, err));
+    RT_TRY(build_map(s, err));
+    RT_TRY(plan_memory(s, err));
+    RT_TRY(open_experts(s, app_cluster_link(s->cluster), err));
     stats = en_store_get_stats(s->store);
     ready = (tr_ready){.records = stats.records,
                        .records_in_ram = stats.records_in_ram,
@@ -291,6 +313,7 @@ static rt_status open_node(app_session *s, rt_err *err)
 
 static rt_status open_parts(app_session *s, const char *model_dir, rt_err *err)
 {
+    char id[65];
     rt_log_level level;
 
     RT_TRY(rt_log_level_parse(s->options.log_level, &level, err));
@@ -299,9 +322,10 @@ static rt_status open_parts(app_session *s, const char *model_dir, rt_err *err)
     RT_TRY(md_container_open(model_dir, &s->container, err));
     RT_TRY(create_team(s, err));
     init_budget(s);
-    RT_TRY(s->rank == 0 ? open_head(s, err) : open_node(s, err));
-    log_budget(s);
-    return RT_OK;
+    md_model_id_format(md_container_get_info(s->container)->model_id, id);
+    rt_log_info("session", "opened %s model %.16s threads %u kernels %s", model_dir, id,
+                rt_team_size(s->team), kn_variant_name(kn_selected()));
+    return s->rank == 0 ? open_head(s, err) : app_cluster_hello(s->cluster, s->container, err);
 }
 
 rt_status app_session_open(const app_session_spec *spec, app_session **out, rt_err *err)
@@ -336,6 +360,14 @@ rt_status app_session_open(const app_session_spec *spec, app_session **out, rt_e
 fail:
     app_session_close(s, status, err == NULL ? "" : err->text);
     return status;
+}
+
+rt_status app_session_load(app_session *s, rt_err *err)
+{
+    RT_TRY(s->rank == 0 ? load_head(s, err) : load_node(s, err));
+    log_budget(s);
+    rt_log_info("session", "ready");
+    return RT_OK;
 }
 
 static rt_status serve_frame(void *context, uint32_t peer, tr_buf *buf)
@@ -378,6 +410,7 @@ bool app_session_is_head(const app_session *session)
 void app_session_close(app_session *s, rt_status status, const char *reason)
 {
     if (s == NULL) return;
+    rt_log_info("session", "closing: %s", status == RT_OK ? "done" : rt_status_name(status));
     if (s->cluster != NULL && s->rank == 0) app_cluster_stop(s->cluster, status, reason);
     if (s->cluster != NULL && s->rank != 0 && status != RT_OK && status != RT_ECANCELED)
         app_cluster_refuse(s->cluster, status, reason);

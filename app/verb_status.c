@@ -92,7 +92,7 @@ static rt_status look_at_fit(const md_container *container, fit *out, rt_err *er
     out->context = sizes.context;
     out->experts_in_ram = left / layout.record_bytes;
     if (out->experts_in_ram > out->experts) out->experts_in_ram = out->experts;
-    out->runs = limit >= fixed && out->experts_in_ram > 0;
+    out->runs = limit >= fixed + sizes.experts_least_bytes;
     out->known = true;
     return RT_OK;
 }

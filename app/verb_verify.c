@@ -45,7 +45,8 @@ const rt_opt_spec app_spec_verify = {
         "chosen positions at every row. End-of-sequence ids are ignored.\v"
         "Exits 0 when the largest logit difference is within the tolerance and every greedy token, "
         "router set and index set is equal; 1 otherwise. Rows whose reference gap is below 1e-5 "
-        "are counted apart.",
+        "are counted apart. Expected to pass is only a container that was converted with --experts "
+        "f32 --dense f32 --grid fine and the reference's --latent-eps, verified with --kv f32.",
     .table = table,
     .positional_min = 1,
     .positional_max = 1,
@@ -129,6 +130,22 @@ static void say_latent_eps(const app_reference *reference, float container_eps)
         fprintf(stderr, "verify: latent eps %g in both\n", reference->latent_eps);
 }
 
+/* Only then is the container the reference's own arithmetic, but for the order of sums. */
+static void say_what_can_pass(const md_container *container, const verify_options *options)
+{
+    const md_container_info *info = md_container_get_info(container);
+
+    if (info->expert_format == KN_F32 && info->dense_format == KN_F32 && info->grid_fine &&
+        options->model.kv[0] == 'f')
+        return;
+    fprintf(stderr,
+            "verify: experts are %s, dense weights %s, the grid %s, the KV cache %s: a pass is "
+            "expected only of a container converted with --experts f32 --dense f32 --grid fine "
+            "and the reference's --latent-eps, with --kv f32\n",
+            kn_format_name(info->expert_format), kn_format_name(info->dense_format),
+            info->grid_fine ? "fine" : "std", options->model.kv);
+}
+
 static rt_status verify_head(app_session *session, const verify_options *options,
                              app_verify_result *result, rt_err *err)
 {
@@ -138,10 +155,18 @@ static rt_status verify_head(app_session *session, const verify_options *options
 
     if (status != RT_OK) return status;
     say_latent_eps(&reference, md_container_get_info(container)->latent_eps);
-    status = app_verify(app_session_engine(session), md_container_config(container), &reference,
-                        app_session_chunk(session), options->tolerance, result, err);
+    status = app_session_load(session, err);
+    if (status == RT_OK)
+        status = app_verify(app_session_engine(session), md_container_config(container), &reference,
+                            app_session_chunk(session), options->tolerance, result, err);
     app_reference_close(&reference);
     return status;
+}
+
+static rt_status verify_node(app_session *session, rt_err *err)
+{
+    RT_TRY(app_session_load(session, err));
+    return app_session_serve(session, err);
 }
 
 int app_verb_verify(int argc, char **argv)
@@ -166,16 +191,16 @@ int app_verb_verify(int argc, char **argv)
         break;
     }
     if (options.reference == NULL) {
-        fprintf(stderr, "moesaic verify: --reference DIR is required\n");
-        return APP_EXIT_USAGE;
+        return app_usage_error("verify", "--reference DIR is required");
     }
     session_spec = (app_session_spec){.model_dir = positional[0], .options = options.model};
     status = app_session_open(&session_spec, &session, &err);
     head = status != RT_OK || app_session_is_head(session);
     if (status == RT_OK)
-        status =
-            head ? verify_head(session, &options, &result, &err) : app_session_serve(session, &err);
+        status = head ? verify_head(session, &options, &result, &err) : verify_node(session, &err);
     if (status == RT_OK && head) printed = print(&result, options.tolerance, options.json);
+    if (status == RT_OK && head && !passes(&result, options.tolerance))
+        say_what_can_pass(app_session_container(session), &options);
     /* Said before the session ends: after a loss the launcher may kill this rank at any moment. */
     if (status != RT_OK && err.text[0] != '\0') fprintf(stderr, "moesaic verify: %s\n", err.text);
     app_session_close(session, status, err.text);

@@ -174,6 +174,10 @@ static rt_status broken(const an_moe *moe, rt_status status, uint32_t awaited)
 {
     const char *peer = tr_link_peer_name(moe->link, awaited);
 
+    /* A process alone waits for nobody. */
+    if (status == RT_ECANCELED && moe->link->peer_count == 1)
+        return rt_fail(moe->err, status, "stopped by signal %d in layer %u", rt_stop_signal(),
+                       moe->layer);
     if (status == RT_ECANCELED)
         return rt_fail(moe->err, status, "stopped by signal %d in layer %u while waiting for %s",
                        rt_stop_signal(), moe->layer, peer);

@@ -2,6 +2,7 @@
 """The program as its user meets it: cli.py MOESAIC FIXTURES WORKDIR. Each check_* is one claim."""
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -64,7 +65,8 @@ def check_run_streams_text_and_ends_with_one_line_of_figures():
     done = call("run", model, "--prompt", "hello", "-n", 8, "--temp", 0)
     want(done.returncode == 0 and done.stdout.endswith("\n"), "text", done)
     last = done.stderr.strip().splitlines()[-1]
-    want("prefill" in last and "decode" in last and "waited" in last, "closing line", done)
+    want("prefill" in last and "decode 8 tokens" in last and "experts took" in last, "closing line", done)
+    want("this process" not in last and "waited" not in last, "alone it waits for nobody", done)
 
 
 def check_json_holds_what_was_promised():
@@ -73,6 +75,8 @@ def check_json_holds_what_was_promised():
     out = json.loads(done.stdout)
     want(len(out["ids"]) == 8 and out["finish"] == "length" and out["prompt_tokens"] == 12
          and isinstance(out["text"], str) and "decode_tok_s" in out["timings"], f"fields of {out}")
+    want(out["stop_reason"] == "length" and out["seed"] is None and len(out["model"]) == 64
+         and out["reasoning"] is None and out["content"] == out["text"], f"fields of {out}")
     plain = call("run", model, "--ids", ids, "-n", 8, "--temp", 0, "--print-ids", "--ignore-eos")
     want([int(i) for i in plain.stdout.split()] == out["ids"], "the same ids as --print-ids", plain)
 
@@ -113,16 +117,26 @@ def check_a_prompt_comes_from_stdin_too():
 
 
 def check_an_empty_prompt_is_refused():
-    done = call("run", model, "--raw", stdin="")
-    want(done.returncode == 1 and "no tokens" in done.stderr, "refused", done)
+    for arguments, text in (((), ""), ((), "\n"), (("--raw",), "")):
+        done = call("run", model, *arguments, stdin=text)
+        want(done.returncode == 1 and "the prompt is empty" in done.stderr, "refused", done)
+    done = call("run", model, "--prompt", "")
+    want(done.returncode == 2 and "--prompt: the prompt is empty" in done.stderr, "usage", done)
+
+
+def check_one_newline_at_the_end_of_stdin_is_dropped_and_no_more():
+    def prompt_tokens(text):
+        return json.loads(call("run", model, "--raw", "-n", 1, "--temp", 0, "--json", stdin=text).stdout)["prompt_tokens"]
+    want(prompt_tokens("hello") == prompt_tokens("hello\n") < prompt_tokens("hello\n\n"), "newlines")
 
 
 def check_ids_that_are_no_ids_are_refused():
-    for bad in ("1,x", "-1", "99999999999", "1;2"):
-        done = call("run", model, "--ids", bad)
-        want(done.returncode == 1 and "--ids: expected" in done.stderr, bad, done)
+    for bad in ("1,x", "32 abc", "-1", "99999999999", "1;2", "", ", "):
+        done = call("run", os.path.join(work, "nowhere"), "--ids", bad)  # before the model is looked at
+        want(done.returncode == 2 and "--ids: expected" in done.stderr, bad, done)
     done = call("run", model, "--ids", "400000")
     want(done.returncode == 1 and "400000" in done.stderr and "vocabulary" in done.stderr, "range", done)
+    want("INCOMPLETE" not in done.stderr and "prefill" not in done.stderr, "nothing ran", done)
 
 
 def check_a_prompt_longer_than_the_context_is_refused_with_both_numbers():
@@ -132,7 +146,33 @@ def check_a_prompt_longer_than_the_context_is_refused_with_both_numbers():
 
 def check_a_budget_too_small_prints_the_table():
     done = call("run", model, "--ids", ids, "--ram", "1M")
-    want(done.returncode == 1 and "dense weights" in done.stderr, "table", done)
+    want(done.returncode == 1, "exit 1", done)
+    for row in ("dense weights", "kv cache", "attention scratch", "expert scratch", "experts, at least",
+                "raise --ram", "--ctx-size", "--chunk"):
+        want(row in done.stderr, row, done)
+    want("--kv bf16" not in done.stderr, "it is that already", done)
+    done = call("run", model, "--ids", ids, "--ram", "1M", "--kv", "f32")
+    want("--kv bf16" in done.stderr, "advice", done)
+
+
+def run_context(*arguments):
+    done = call("run", model, "--ids", ids, "-n", 2, "--temp", 0, "--heat", "none", *arguments)
+    found = re.search(r"context (\d+),", done.stderr)
+    return int(found.group(1)) if done.returncode == 0 and found else None
+
+
+def check_without_a_context_what_fits_is_taken_and_plan_says_the_same():
+    low, high = 1 << 16, 1 << 28
+    while high - low > 1 << 14:
+        middle = (low + high) // 2
+        low, high = (low, middle) if run_context("--ram", middle, "-c", 64) else (middle, high)
+    want(run_context("--ram", high) == 64, f"the least context at {high} bytes")
+    for size in (high * 11 // 10, high * 13 // 10, high * 2):
+        context = run_context("--ram", size)
+        want(context is not None, f"{size} bytes are enough for some context")
+        plan = json.loads(call("plan", model, "--ram", size, "--json", "--read-rate", "10G", "--disk-rate", "1G",
+                               "--flop-rate", 10).stdout)
+        want(plan["context"] == context, f"plan {plan['context']}, run {context} at {size} bytes")
 
 
 def check_a_closed_stdout_ends_quietly():
@@ -154,6 +194,7 @@ def check_an_interrupt_says_that_the_answer_is_incomplete():
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=30)
     want(child.returncode == 1 and out == b"" and b"INCOMPLETE" in err, f"{child.returncode} {out!r} {err!r}")
+    want(b"stopped by signal 2" in err and b"waiting for" not in err, f"alone it waits for nobody: {err!r}")
 
 
 def check_environment_twins_count_and_the_command_line_wins():
@@ -161,6 +202,171 @@ def check_environment_twins_count_and_the_command_line_wins():
     three = call("run", model, "--ids", ids, "--print-ids", "--ignore-eos", env=env)
     five = call("run", model, "--ids", ids, "--print-ids", "--ignore-eos", "-n", 5, env=env)
     want(len(three.stdout.split()) == 3 and len(five.stdout.split()) == 5, "twins", three)
+
+
+def check_the_command_line_wins_over_the_twin_of_what_it_excludes():
+    env = dict(os.environ, MOESAIC_PROMPT="x", MOESAIC_NO_THINK="1", MOESAIC_TEMP="0")
+    done = call("run", model, "--ids", ids, "-n", 3, "--json", env=env)
+    want(done.returncode == 0 and json.loads(done.stdout)["prompt_tokens"] == 12, "the ids", done)
+    done = call("run", model, "-n", 3, env=dict(os.environ, MOESAIC_PROMPT="x", MOESAIC_IDS="1"))
+    want(done.returncode == 2 and "MOESAIC_PROMPT" in done.stderr and "MOESAIC_IDS" in done.stderr, "both", done)
+
+
+def check_an_unknown_variable_is_named_with_the_nearest():
+    env = dict(os.environ, MOESAIC_TMEP="0", MOESAIC_GLM5_TOKENIZER_JSON="x", MOESAIC_FLOP_RATE="5")
+    done = call("version", env=env)
+    want(done.returncode == 0 and done.stderr.count("\n") == 1 and "MOESAIC_TMEP" in done.stderr
+         and "MOESAIC_TEMP?" in done.stderr, "one warning", done)
+
+
+def check_usage_errors_are_exit_2_and_say_where_to_read_on():
+    for arguments, words in ((("--top-p", 0), "--top-p"), (("--stop=",), "--stop"), (("--nonsense",), "--nonsense"),
+                             (("--raw", "--system", "x"), "--raw --system"), (("--raw", "--no-think"), "--no-think"),
+                             (("--top-k", 1 << 33), "--top-k"), (("--json", "--print-ids"), "--print-ids"),
+                             (("--stop", "x" * 2000), "--stop")):
+        done = call("run", model, "--prompt", "x", *arguments)
+        want(done.returncode == 2 and "see moesaic run --help" in done.stderr, f"{arguments}", done)
+        want(all(word in done.stderr for word in words.split()), words, done)
+    for arguments in (("--system", "x"), ("--no-think",), ("--template-compat",), ("--prompt", "x")):
+        done = call("run", model, "--ids", ids, *arguments)
+        want(done.returncode == 2 and "--ids" in done.stderr and arguments[0] in done.stderr, f"{arguments}", done)
+
+
+def check_a_context_beyond_the_models_names_the_option():
+    done = call("run", model, "--ids", ids, "-c", 99999999)
+    want(done.returncode == 1 and "--ctx-size" in done.stderr and "99999999" in done.stderr, "named", done)
+
+
+def check_zero_threads_are_the_usable_cores():
+    for arguments in (("run", model, "--ids", ids, "-n", 2), ("inspect", model, "--deep"), ("plan", model),
+                      ("convert", os.path.join(fixtures, "nano-bf16"), os.path.join(work, "dry"), "--dry-run"),
+                      ("doctor",)):
+        done = call(*arguments, "--threads", 0)
+        want(done.returncode in (0, 3), f"{arguments[0]} --threads 0", done)
+
+
+def check_help_of_a_verb_shows_choices_and_each_default_once():
+    for verb in ("run", "verify", "convert", "heat", "inspect", "plan", "doctor", "status", "version"):
+        done = call("help", verb)
+        want(done.returncode == 0 and done.stdout == call(verb, "--help").stdout != "", f"help {verb}", done)
+        text = " ".join(done.stdout.split())
+        for option in re.split(r" --", text):
+            want(len(re.findall("default", option.split("MOESAIC_")[0])) <= 1, f"{verb}: twice: {option}")
+    text = " ".join(call("help", "run").stdout.split())
+    for part in ("KV cache: f32|bf16 (default bf16", "error|warn|info|debug", "default 0: until the context is full",
+                 "one newline at its end"):
+        want(part in text, f"{part} in {text}")
+    want("f32|bf16|q8|q4 (default q4, MOESAIC_EXPERTS)" in " ".join(call("convert", "--help").stdout.split()), "convert")
+    done = call("help", "rnu")
+    want(done.returncode == 2 and "'rnu'" in done.stderr, "unknown verb", done)
+
+
+RESULTS = (("--help",), ("help", "run"), ("version",), ("version", "--json"), ("inspect", "MODEL"),
+           ("inspect", "MODEL", "--json"), ("plan", "MODEL", "--json"), ("status", "MODEL"),
+           ("heat", "MODEL", "--json"), ("doctor", "--json"), ("convert", "SOURCE", "MODEL", "--json"),
+           ("run", "MODEL", "--ids", "1,2", "-n", "4"), ("run", "MODEL", "--ids", "1,2", "-n", "4", "--json"))
+
+
+def results():
+    names = {"MODEL": model, "SOURCE": os.path.join(fixtures, "nano-bf16")}
+    for arguments in RESULTS:
+        yield [names.get(a, a) for a in arguments]
+
+
+def check_a_full_disk_under_stdout_is_exit_1_and_named():
+    for arguments in results():
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([moesaic, *arguments], stdin=subprocess.DEVNULL, stdout=full, text=True,
+                                  stderr=subprocess.PIPE, timeout=60)
+        want(done.returncode == 1 and "stdout: No space left on device" in done.stderr, f"{arguments}", done)
+
+
+def check_a_pipe_without_reader_is_quiet():
+    for arguments in results():
+        read_end, write_end = os.pipe()
+        os.close(read_end)
+        done = subprocess.run([moesaic, *arguments], stdin=subprocess.DEVNULL, stdout=write_end, text=True,
+                              stderr=subprocess.PIPE, timeout=60)
+        os.close(write_end)
+        want(done.returncode in (0, 3) and "stdout" not in done.stderr, f"{arguments}", done)
+
+
+def check_closed_descriptors_are_not_taken_by_files():
+    for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
+        command = f'exec "$0" "$@" {closed}'
+        done = subprocess.run(["sh", "-c", command, moesaic, "run", model, "--ids", ids, "-n", "4"],
+                              capture_output=True, text=True, timeout=60)
+        want(done.returncode == 0, closed, done)
+    want(call("inspect", model, "--deep").returncode == 0, "nothing was written into the container")
+
+
+def check_thinking_is_said_and_parted_in_json():
+    done = call("run", model, "--prompt", "hello", "-n", 4, "--temp", 0, "--json")
+    out = json.loads(done.stdout)
+    want("thinking on (--no-think switches it off)" in done.stderr, "said", done)
+    whole = out["reasoning"] + "</think>" + out["content"] if "</think>" in out["text"] else out["reasoning"]
+    want(out["text"] == whole, f"parts of {out}")
+    done = call("run", model, "--prompt", "hello", "-n", 4, "--temp", 0, "--json", "--no-think")
+    out = json.loads(done.stdout)
+    want("thinking" not in done.stderr and out["reasoning"] is None and out["content"] == out["text"], "off", done)
+
+
+def check_quiet_leaves_results_and_errors_alone():
+    done = call("run", model, "--prompt", "hello", "-n", 4, "--temp", 0, "--quiet")
+    want(done.returncode == 0 and done.stdout.strip() != "" and done.stderr == "", "quiet", done)
+    done = call("run", model, "--prompt", "hello", "-q", "-c", 2)
+    want(done.returncode == 1 and "--ctx-size" in done.stderr, "errors still", done)
+
+
+def check_info_shows_the_life_of_a_process_alone():
+    done = call("run", model, "--ids", ids, "-n", 2, "--log", "info")
+    for event in ("opened", "dense weights loaded", "experts", "limit bytes", "ready", "closing"):
+        want(event in done.stderr, event, done)
+
+
+def check_one_token_has_no_decode_rate():
+    done = call("run", model, "--ids", ids, "-n", 1, "--temp", 0, "--ignore-eos")
+    want("decode 1 token, experts" in done.stderr, "no rate", done)
+
+
+def check_the_seed_in_json_repeats_the_run():
+    first = json.loads(call("run", model, "--ids", ids, "-n", 8, "--temp", 1, "--json", "--ignore-eos").stdout)
+    again = json.loads(call("run", model, "--ids", ids, "-n", 8, "--temp", 1, "--json", "--ignore-eos", "--seed",
+                            first["seed"]).stdout)
+    want(first["ids"] == again["ids"] and first["seed"] == again["seed"], f"{first} {again}")
+
+
+def mpirun(ranks, *arguments, stdin=""):
+    env = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    return subprocess.run(["timeout", "-k", "5", "60", "mpirun", "--oversubscribe", "--bind-to", "none", "-n",
+                           str(ranks), *map(str, arguments)], input=stdin, capture_output=True, text=True,
+                          timeout=90, env=env)
+
+
+def have_mpi():
+    return json.loads(call("version", "--json").stdout)["mpi"] and shutil.which("mpirun") is not None
+
+
+def check_under_mpirun_a_bad_prompt_ends_all_ranks_before_they_load():
+    if not have_mpi():
+        return
+    for arguments, text in ((("--ids", ids, "-c", 8), "12 tokens"), (("--raw",), "the prompt is empty"),
+                            (("--ids", "400000"), "vocabulary")):
+        begin = time.monotonic()
+        done = mpirun(3, moesaic, "run", model, *arguments, "--log", "info")
+        want(done.returncode == 1 and text in done.stderr, text, done)
+        want("INCOMPLETE" not in done.stderr and "loaded" not in done.stderr and "PMIX" not in done.stderr,
+             "ended in order", done)
+        want(time.monotonic() - begin < 30, "at once")
+
+
+def check_under_mpirun_a_nodes_table_stays_readable():
+    if not have_mpi():
+        return
+    done = mpirun(2, "sh", "-c", '[ "$OMPI_COMM_WORLD_RANK" = 0 ] || set -- "$@" --ram 8K; exec "$@"', "sh",
+                  moesaic, "run", model, "--ids", ids)
+    line = next((l for l in done.stderr.splitlines() if "rank 1" in l and "memory" in l), "")
+    want(done.returncode == 1 and "; expert scratch" in line and "raise --ram" in line and "?" not in line, line, done)
 
 
 def check_a_damaged_record_is_named():
@@ -185,6 +391,7 @@ def check_verify_passes_and_fails_with_its_exit_code():
     want(done.returncode == 0 and json.loads(done.stdout)["pass"], "pass", done)
     done = call("verify", model, "--reference", source)
     want(done.returncode == 1 and "FAIL" in done.stdout and "latent eps differs" in done.stderr, "fail", done)
+    want("--experts f32 --dense f32 --grid fine" in done.stderr and "--kv f32" in done.stderr, "hint", done)
     done = call("verify", oracle)
     want(done.returncode == 2 and "--reference" in done.stderr, "usage", done)
     done = call("verify", oracle, "--reference", os.path.join(fixtures, "tiny-fp8"))

@@ -141,6 +141,7 @@ static rt_status add_reply(an_combine *combine, uint32_t node, const tr_frame_he
     return RT_OK;
 }
 
+/* TOKEN:10 a reply's partial sums are added, in whatever order they come. */
 rt_status an_combine_frame(an_combine *combine, uint32_t node, const void *frame,
                            size_t frame_bytes, an_reply *reply, rt_err *err)
 {

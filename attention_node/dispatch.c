@@ -59,6 +59,7 @@ static void add_entry(an_dispatch *dispatch, uint32_t node, uint32_t row)
     dispatch->entries[node]++;
 }
 
+/* TOKEN:8 rows and their experts, grouped by the node that holds them. */
 void an_dispatch_plan(an_dispatch *dispatch, const an_dispatch_layer *layer)
 {
     RT_ASSERT(pl_map_nodes(layer->map) <= dispatch->nodes_max);

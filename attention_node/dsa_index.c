@@ -164,6 +164,7 @@ static void probe_lists(const an_pass *pass, uint32_t layer, const an_index_list
     }
 }
 
+/* TOKEN:6 the positions that each row attends to. */
 rt_status an_index_choose(const an_pass *pass, uint32_t layer, const an_index_work *work,
                           an_index_lists *lists, uint32_t *bad_row)
 {

@@ -302,6 +302,7 @@ static rt_status finish_items(an_engine *engine, const an_step_item *items, uint
     return RT_OK;
 }
 
+/* TOKEN:4 the rows of all items go through the layers together. */
 rt_status an_engine_step(an_engine *engine, an_step_item *items, uint32_t count, rt_err *err)
 {
     an_engine_stats *stats = &engine->stats;

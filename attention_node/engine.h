@@ -89,7 +89,7 @@ typedef struct {
     float *hidden;        /* out [count][hidden] after the final norm; NULL when not wanted */
 } an_step_item;
 
-/* Runs the items' rows (sum of counts <= rows_max) through the model. On an error every sequence is
+/* TOKEN:4 runs the items' rows (sum of counts <= rows_max) through the model. On an error every sequence is
  * as before the call.
  *   Errors  RT_EINVAL    a token id >= vocab, or a context is full (named)
  *           RT_EPEER     a node was lost; err names the peer that was waited for, and the layer

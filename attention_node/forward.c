@@ -138,6 +138,7 @@ static rt_status mlp(const an_pass *pass, uint32_t layer, const an_stream *strea
     return residual(pass, layer, stream, AN_PROBE_MLP, err);
 }
 
+/* TOKEN:5 the layer loop: attention, then the MLP or the experts, each with its residual. */
 rt_status an_forward_run(const an_pass *pass, const uint32_t *tokens, const an_stream *stream,
                          an_index_lists *lists, an_moe *moe, an_engine_stats *stats, rt_err *err)
 {

@@ -47,6 +47,7 @@ static void head_chunk(void *context, size_t chunk, uint32_t member)
     }
 }
 
+/* TOKEN:11 the last hidden state -> logits. */
 rt_status an_head_run(const an_pass *pass, const float *x, uint32_t rows, float *const *logits,
                       uint32_t *bad_row)
 {

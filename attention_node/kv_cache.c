@@ -134,6 +134,7 @@ static void put(an_kv *kv, uint32_t slot, uint64_t offset, uint32_t width, uint3
                    kv->bf16, values, width);
 }
 
+/* TOKEN:6 latents are rounded once, here; every reader sees the rounded value. */
 void an_kv_put_latent(an_kv *kv, uint32_t slot, uint32_t layer, uint32_t position,
                       const float *values)
 {

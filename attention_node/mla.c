@@ -283,6 +283,7 @@ static void take_buffers(const an_pass *pass, uint32_t layer, buffers *b)
     b->index.weight = rt_arena_take(pass->arena, row * config->index_heads);
 }
 
+/* TOKEN:6 rows -> keys into the cache -> scores over the chosen positions -> values. */
 rt_status an_mla_run(const an_pass *pass, uint32_t layer, const kn_rows *x, an_index_lists *lists,
                      float *out, uint32_t *bad_row)
 {

@@ -62,6 +62,7 @@ static void pick_chunk(void *context, size_t row, uint32_t member)
         an_note_lowest(&job->bad, (uint32_t)row);
 }
 
+/* TOKEN:7 rows -> the top-k experts and their weights. */
 rt_status an_router_run(const an_pass *pass, uint32_t layer, const kn_rows *x, uint32_t *id,
                         float *weight, uint32_t *bad_row)
 {

@@ -26,6 +26,7 @@ size_t md_ffn_scratch_bytes(uint32_t rows, uint32_t width, uint32_t inter_group)
     return 2 * h_bytes(rows, width) + align64(kn_rows_quant_bytes(rows, width, inter_group));
 }
 
+/* TOKEN:9 one slice of one expert over its rows. */
 void md_ffn_slice(float *y, size_t y_stride, const kn_rows *x, const md_slice *slice, void *scratch)
 {
     unsigned char *bytes = scratch;

@@ -273,6 +273,7 @@ const pl_holding *pl_map_holders(const pl_map *map, uint32_t layer, uint32_t exp
     return &map->holdings[index * map->stride];
 }
 
+/* TOKEN:8 who holds what. */
 uint32_t pl_map_mask(const pl_map *map, uint32_t layer, uint32_t expert, uint32_t node)
 {
     uint32_t count;

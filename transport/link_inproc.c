@@ -57,6 +57,7 @@ static bool grow(inproc_end *end)
     return true;
 }
 
+/* TOKEN:8 to the experts of this process: a pointer changes hands. */
 static rt_status inproc_send(tr_link *link, uint32_t peer, tr_buf *buf)
 {
     inproc_end *to = other((inproc_end *)link);

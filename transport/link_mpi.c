@@ -148,6 +148,7 @@ static bool make_room(mpi_link *self)
     return true;
 }
 
+/* TOKEN:8 to the experts of another rank. */
 static rt_status mpi_send(tr_link *link, uint32_t peer, tr_buf *buf)
 {
     mpi_link *self = (mpi_link *)link;

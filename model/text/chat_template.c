@@ -489,6 +489,7 @@ rt_status md_chat_encode(const md_chat *chat, const md_tokenizer *tokenizer, boo
     return status;
 }
 
+/* TOKEN:2 system and user text -> the template's segments -> ids. */
 rt_status md_chat_encode_prompt(const md_tokenizer *tokenizer, const char *system, md_text user,
                                 bool enable_thinking, bool compat, md_ids *out, rt_err *err)
 {

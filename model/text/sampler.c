@@ -180,6 +180,7 @@ static uint32_t filter(md_sampler *s, const float *logits)
     return kept;
 }
 
+/* TOKEN:11 logits -> a token id. */
 rt_status md_sampler_pick(md_sampler *s, const float *logits, uint64_t position, uint32_t *id)
 {
     bool filtered = s->spec.top_k != 0 || s->spec.top_p < 1.0f || s->spec.min_p > 0.0f;

@@ -249,6 +249,7 @@ static rt_status encode_added(void *context, uint32_t id, md_text text, rt_err *
     return md_ids_push(e->out, id, err);
 }
 
+/* TOKEN:2 text -> pieces -> byte-pair ids. */
 rt_status md_tokenizer_encode(const md_tokenizer *tokenizer, md_text text, md_match match,
                               md_ids *out, rt_err *err)
 {

@@ -30,7 +30,7 @@ struct en_store {
     rt_err failure;
     /* What the last hint left: */
     uint32_t hints[HINTS_MAX]; /* records */
-    uint32_t hint_count;
+    uint32_t hint_count, hint_layer;
 };
 
 static rt_status open_heat(en_store *store, const en_store_spec *spec, rt_err *err)
@@ -243,7 +243,8 @@ void en_store_begin(en_store *store, uint32_t layer, const en_want *wants, uint3
         count_want(store, slot_of(store, record));
     }
     if (store->disk == NULL) return;
-    en_tier_disk_cancel(store->disk); /* what was foreseen for this layer, and is not wanted */
+    /* What was foreseen for this layer or one before, and is not wanted. */
+    if (layer >= store->hint_layer) en_tier_disk_cancel(store->disk);
     collect(store, false);
     ask_wants(store);
     en_store_idle(store);
@@ -334,6 +335,7 @@ void en_store_release(en_store *store, const en_record *record)
 void en_store_hint(en_store *store, uint32_t layer, const uint16_t *experts, uint32_t count)
 {
     store->hint_count = 0;
+    store->hint_layer = layer;
     if (store->disk == NULL) return;
     for (uint32_t i = 0; i < count && store->hint_count < HINTS_MAX; i++) {
         uint32_t record = en_inventory_find(&store->inventory, layer, experts[i]);
@@ -341,12 +343,25 @@ void en_store_hint(en_store *store, uint32_t layer, const uint16_t *experts, uin
     }
 }
 
-void en_store_idle(en_store *store)
+/* Sets whether what is foreseen and in RAM already may give way to what is foreseen and is not. */
+static void hold_foreseen(en_store *store, const bool *held, bool hold)
 {
     for (uint32_t i = 0; i < store->hint_count; i++)
-        if (store->ram.slot_of[store->hints[i]] == EN_NO_SLOT &&
-            !ask(store, store->hints[i], false))
-            break;
+        if (held[i]) slot_of(store, store->hints[i])->wanted = hold;
+}
+
+void en_store_idle(en_store *store)
+{
+    bool held[HINTS_MAX] = {false};
+
+    for (uint32_t i = 0; i < store->hint_count; i++) {
+        const en_slot *slot = slot_of(store, store->hints[i]);
+        held[i] = slot != NULL && slot->state == EN_SLOT_READY && !slot->wanted;
+    }
+    hold_foreseen(store, held, true);
+    for (uint32_t i = 0; i < store->hint_count; i++)
+        if (slot_of(store, store->hints[i]) == NULL && !ask(store, store->hints[i], false)) break;
+    hold_foreseen(store, held, false);
     store->hint_count = 0;
 }
 

@@ -1,0 +1,219 @@
+/* test_tier_disk.c - the order of reads, what is given up, and what the background verifies. */
+#include "expert_node/tier_disk.h"
+
+#include "tests/support/expert_rig.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_model.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* A disk whose reads wait until the gate is open, and are noted in order. */
+typedef struct {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool open;
+    uint32_t begun;
+    off_t order[256];
+} gate;
+
+static ssize_t gated_pread(void *context, int fd, void *data, size_t bytes, off_t offset)
+{
+    gate *g = context;
+
+    pthread_mutex_lock(&g->lock);
+    g->order[g->begun++ % 256] = offset;
+    pthread_cond_broadcast(&g->changed);
+    while (!g->open)
+        pthread_cond_wait(&g->changed, &g->lock);
+    pthread_mutex_unlock(&g->lock);
+    return pread(fd, data, bytes, offset);
+}
+
+static void gate_wait_begun(gate *g, uint32_t count)
+{
+    pthread_mutex_lock(&g->lock);
+    while (g->begun < count)
+        pthread_cond_wait(&g->changed, &g->lock);
+    pthread_mutex_unlock(&g->lock);
+}
+
+static void gate_open(gate *g)
+{
+    pthread_mutex_lock(&g->lock);
+    g->open = true;
+    pthread_cond_broadcast(&g->changed);
+    pthread_mutex_unlock(&g->lock);
+}
+
+typedef struct {
+    char *dir;
+    md_container *container;
+    pl_map *map;
+    en_inventory inventory;
+    en_tier_disk *disk;
+    gate gate;
+    uint8_t *data; /* 4 KiB aligned, EN_DISK_READS_MAX + 1 records */
+    size_t bytes;
+} fixture;
+
+static void open_fixture(fixture *f, bool gated)
+{
+    tiny_model_spec model = tiny_model_default();
+    en_tier_disk_spec spec = {.inventory = &f->inventory, .copy_count = 1};
+    const md_container *copies[1];
+    rt_err err = {RT_OK, ""};
+
+    memset(f, 0, sizeof(*f));
+    model.experts = 80;
+    f->dir = tiny_model_build(&model);
+    assert_int_equal(md_container_open(f->dir, &f->container, &err), RT_OK);
+    f->map = expert_rig_map(f->container, PL_WHOLE, 1, false);
+    copies[0] = f->container;
+    assert_int_equal(en_inventory_init(&f->inventory, copies, 1, f->map, 0, false, &err), RT_OK);
+    f->bytes = en_inventory_record_bytes(&f->inventory, 0);
+    f->data = aligned_alloc(MD_RECORD_ALIGN, (EN_DISK_READS_MAX + 1) * f->bytes);
+    assert_non_null(f->data);
+    assert_int_equal(pthread_mutex_init(&f->gate.lock, NULL), 0);
+    assert_int_equal(pthread_cond_init(&f->gate.changed, NULL), 0);
+    spec.copies = copies;
+    spec.ops = gated ? (en_disk_ops){gated_pread, &f->gate} : en_disk_real();
+    spec.buffered = true; /* offsets are noted once a record */
+    assert_int_equal(en_tier_disk_create(&spec, &f->disk, &err), RT_OK);
+}
+
+static void close_fixture(fixture *f)
+{
+    en_tier_disk_free(f->disk);
+    en_inventory_fini(&f->inventory);
+    pl_map_free(f->map);
+    md_container_close(f->container);
+    temp_dir_remove(f->dir);
+    free(f->data);
+    pthread_cond_destroy(&f->gate.changed);
+    pthread_mutex_destroy(&f->gate.lock);
+}
+
+static bool ask(fixture *f, uint32_t record, bool urgent)
+{
+    return en_tier_disk_ask(f->disk, record, f->data + record * f->bytes, record, urgent);
+}
+
+static off_t offset_of(const fixture *f, uint32_t record)
+{
+    md_key key = {f->inventory.records[record].layer, MD_EXPERT,
+                  f->inventory.records[record].expert};
+    md_record found;
+
+    assert_true(md_container_find(f->container, key, &found));
+    return (off_t)found.offset;
+}
+
+static void what_is_urgent_is_read_first_and_a_hurried_hint_with_it(void **state)
+{
+    static fixture f;
+    en_disk_done done;
+    rt_err err = {RT_OK, ""};
+    uint64_t seen = 0;
+
+    (void)state;
+    open_fixture(&f, true);
+    for (uint32_t r = 0; r < EN_DISK_DEPTH; r++)
+        assert_true(ask(&f, r, true));
+    gate_wait_begun(&f.gate, EN_DISK_DEPTH);
+    assert_true(ask(&f, 10, false));
+    assert_true(ask(&f, 11, false));
+    assert_true(ask(&f, 12, true));
+    en_tier_disk_hurry(f.disk, 11);
+    en_tier_disk_hurry(f.disk, 77); /* not asked: nothing happens */
+    gate_open(&f.gate);
+    for (int i = 0; i < 5; i++) {
+        assert_true(en_tier_disk_next(f.disk, true, &done, &err));
+        assert_int_equal(done.status, RT_OK);
+        seen |= 1ULL << done.tag;
+    }
+    assert_int_equal(seen, 3 | 7 << 10);
+    assert_int_equal(f.gate.order[EN_DISK_DEPTH + 2], offset_of(&f, 10)); /* the last */
+    assert_false(en_tier_disk_next(f.disk, true, &done, &err));           /* nothing is asked */
+    assert_int_equal(en_tier_disk_get_stats(f.disk).reads, 5);
+    assert_int_equal(en_tier_disk_get_stats(f.disk).bytes, 5 * f.bytes);
+    close_fixture(&f);
+}
+
+static void what_has_not_begun_can_be_given_up(void **state)
+{
+    static fixture f;
+    en_disk_done done;
+    rt_err err = {RT_OK, ""};
+    uint32_t given_up = 0;
+
+    (void)state;
+    open_fixture(&f, true);
+    for (uint32_t r = 0; r < EN_DISK_DEPTH; r++)
+        assert_true(ask(&f, r, false));
+    gate_wait_begun(&f.gate, EN_DISK_DEPTH);
+    assert_true(ask(&f, 20, false));
+    assert_true(ask(&f, 21, true));
+    en_tier_disk_cancel(f.disk);
+    gate_open(&f.gate);
+    while (en_tier_disk_next(f.disk, true, &done, &err)) {
+        assert_int_equal(done.status, done.tag == 20 ? RT_ECANCELED : RT_OK);
+        given_up += done.status == RT_ECANCELED;
+    }
+    assert_int_equal(given_up, 1);
+    assert_int_equal(f.gate.begun, EN_DISK_DEPTH + 1);
+    close_fixture(&f);
+}
+
+static void the_queue_is_bounded_and_closing_drops_it(void **state)
+{
+    static fixture f;
+
+    (void)state;
+    open_fixture(&f, true);
+    for (uint32_t r = 0; r < EN_DISK_READS_MAX; r++)
+        assert_true(ask(&f, r, r % 2 == 0));
+    assert_false(ask(&f, EN_DISK_READS_MAX, true));
+    assert_int_equal(en_tier_disk_asked(f.disk), EN_DISK_READS_MAX);
+    gate_wait_begun(&f.gate, 1);
+    gate_open(&f.gate);
+    close_fixture(&f);
+}
+
+static void the_background_finds_what_the_disk_has_spoilt(void **state)
+{
+    static fixture f;
+    rt_err err = {RT_OK, ""};
+    en_tier_disk_stats stats;
+
+    (void)state;
+    open_fixture(&f, false);
+    tiny_model_damage(f.dir, 2, 17);
+    assert_int_equal(en_tier_disk_scrub(f.disk, 0, &err), RT_OK);
+    do {
+        sched_yield();
+        stats = en_tier_disk_get_stats(f.disk);
+    } while (stats.scrubbed < f.inventory.count + 10);
+    assert_int_equal(stats.quarantined, 1);
+    assert_int_equal(stats.reads, 0); /* they are not what was asked */
+    close_fixture(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_is_urgent_is_read_first_and_a_hurried_hint_with_it),
+        cmocka_unit_test(what_has_not_begun_can_be_given_up),
+        cmocka_unit_test(the_queue_is_bounded_and_closing_drops_it),
+        cmocka_unit_test(the_background_finds_what_the_disk_has_spoilt),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

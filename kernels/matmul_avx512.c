@@ -143,7 +143,9 @@ KN_AVX512_INLINE void float_tiles(const kn_float_job *job, bool bf16, int T, int
     for (int n = 0; n < N; n++) {
         KN_UNROLL
         for (int t = 0; t < T; t++)
-            acc[n][t] = _mm512_setzero_ps();
+            acc[n][t] = job->first ? _mm512_setzero_ps()
+                                   : _mm512_loadu_ps(job->out + (size_t)t * job->out_stride +
+                                                     (size_t)n * KN_TILE_ROWS);
     }
     for (size_t k = 0; k < job->cols; k++) {
         KN_UNROLL
@@ -192,10 +194,14 @@ FLOAT_KERNEL(4, 4)
 
 static const kn_float_kernels f32_kernels = {{f32_t1_n1, f32_t2_n1, f32_t3_n1, f32_t4_n1},
                                              {f32_t1_n4, f32_t2_n4, f32_t3_n4, f32_t4_n4},
-                                             {4, 4, 4, 4}};
+                                             {4, 4, 4, 4},
+                                             4,
+                                             64};
 static const kn_float_kernels bf16_kernels = {{bf16_t1_n1, bf16_t2_n1, bf16_t3_n1, bf16_t4_n1},
                                               {bf16_t1_n4, bf16_t2_n4, bf16_t3_n4, bf16_t4_n4},
-                                              {4, 4, 4, 4}};
+                                              {4, 4, 4, 4},
+                                              4,
+                                              32};
 
 /* q formats with float activations serve oracles only: the AVX2 code is good enough. */
 void kn_avx512_matmul_float(float *y, size_t y_stride, const kn_rows *x, const kn_qmat *w,

@@ -1,7 +1,7 @@
 /* matmul_float_avx2.c - f32 and bf16 weights, and q weights with float activations, with AVX2.
  *
- * An output is one chain of fused adds, 4 cycles each: eight chains must run side by side to keep
- * the multipliers busy. Few tokens therefore take several tiles at once. */
+ * An output is one chain of fused adds, 4 cycles each: ten chains must run side by side to keep the
+ * multipliers busy. Few tokens therefore take several tiles at once. */
 #include "kernels/matmul_tiles.h"
 
 #include "kernels/vec_avx2.h"
@@ -25,8 +25,12 @@ KN_AVX2_INLINE void float_tiles(const kn_float_job *job, bool bf16, int T, int N
     KN_UNROLL
     for (int n = 0; n < N; n++) {
         KN_UNROLL
-        for (int t = 0; t < T; t++)
-            acc[n][t][0] = acc[n][t][1] = _mm256_setzero_ps();
+        for (int t = 0; t < T; t++) {
+            const float *out = job->out + (size_t)t * job->out_stride + (size_t)n * KN_TILE_ROWS;
+
+            acc[n][t][0] = job->first ? _mm256_setzero_ps() : _mm256_loadu_ps(out);
+            acc[n][t][1] = job->first ? _mm256_setzero_ps() : _mm256_loadu_ps(out + 8);
+        }
     }
     for (size_t k = 0; k < job->cols; k++) {
         __m256 x[4];
@@ -127,7 +131,7 @@ FLOAT_KERNEL(1, 4)
 FLOAT_KERNEL(2, 1)
 FLOAT_KERNEL(2, 2)
 FLOAT_KERNEL(3, 1)
-FLOAT_KERNEL(4, 1)
+FLOAT_KERNEL(3, 2)
 
 #define DEQUANT_KERNEL(T)                                                                          \
     KN_AVX2_FN static void q4_t##T(const kn_float_job *job)                                        \
@@ -143,16 +147,20 @@ DEQUANT_KERNEL(2)
 DEQUANT_KERNEL(3)
 DEQUANT_KERNEL(4)
 
-static const kn_float_kernels f32_kernels = {{f32_t1_n1, f32_t2_n1, f32_t3_n1, f32_t4_n1},
-                                             {f32_t1_n4, f32_t2_n2, f32_t3_n1, f32_t4_n1},
-                                             {4, 2, 1, 1}};
-static const kn_float_kernels bf16_kernels = {{bf16_t1_n1, bf16_t2_n1, bf16_t3_n1, bf16_t4_n1},
-                                              {bf16_t1_n4, bf16_t2_n2, bf16_t3_n1, bf16_t4_n1},
-                                              {4, 2, 1, 1}};
+static const kn_float_kernels f32_kernels = {{f32_t1_n1, f32_t2_n1, f32_t3_n1, NULL},
+                                             {f32_t1_n4, f32_t2_n2, f32_t3_n2, NULL},
+                                             {4, 2, 2, 0},
+                                             3,
+                                             64};
+static const kn_float_kernels bf16_kernels = {{bf16_t1_n1, bf16_t2_n1, bf16_t3_n1, NULL},
+                                              {bf16_t1_n4, bf16_t2_n2, bf16_t3_n2, NULL},
+                                              {4, 2, 2, 0},
+                                              3,
+                                              32};
 static const kn_float_kernels q8_kernels = {
-    {q8_t1, q8_t2, q8_t3, q8_t4}, {q8_t1, q8_t2, q8_t3, q8_t4}, {1, 1, 1, 1}};
+    {q8_t1, q8_t2, q8_t3, q8_t4}, {q8_t1, q8_t2, q8_t3, q8_t4}, {1, 1, 1, 1}, 4, 0};
 static const kn_float_kernels q4_kernels = {
-    {q4_t1, q4_t2, q4_t3, q4_t4}, {q4_t1, q4_t2, q4_t3, q4_t4}, {1, 1, 1, 1}};
+    {q4_t1, q4_t2, q4_t3, q4_t4}, {q4_t1, q4_t2, q4_t3, q4_t4}, {1, 1, 1, 1}, 4, 0};
 
 void kn_avx2_matmul_float(float *y, size_t y_stride, const kn_rows *x, const kn_qmat *w,
                           uint32_t row_begin, uint32_t row_end)

@@ -61,11 +61,13 @@ static inline int32_t kn_load_i32(const int8_t *at)
     return value;
 }
 
-/* One call of a float kernel: T tokens times one or several tiles. */
+/* One call of a float kernel: T tokens times one or several tiles, over `cols` inputs. A chain that
+ * is not at its first inputs is continued from out. */
 typedef struct {
     const uint8_t *tile;
     size_t tile_bytes;
     uint32_t cols, group;
+    bool first;
     const float *x;
     size_t x_stride;
     float *out;
@@ -74,20 +76,27 @@ typedef struct {
 
 typedef void (*kn_float_kernel)(const kn_float_job *job);
 
-enum { KN_FLOAT_TOKENS = 4 };
+enum {
+    KN_FLOAT_TOKENS = 4,
+    /* Inputs taken at once when there are more tokens than a kernel takes: 8 KiB of f32 a tile, so
+     * that the tiles at hand stay in the first-level cache for all tokens. */
+    KN_FLOAT_COLS = 128
+};
 
 /* By tokens - 1: the kernel for one tile, and the one for `tiles` tiles at once. */
 typedef struct {
     kn_float_kernel one[KN_FLOAT_TOKENS];
     kn_float_kernel many[KN_FLOAT_TOKENS];
     uint32_t tiles[KN_FLOAT_TOKENS];
+    uint32_t tokens;    /* the most */
+    uint32_t col_bytes; /* of one input of a tile; 0: all inputs are taken at once */
 } kn_float_kernels;
 
 /* Tile by tile; a last tile of fewer than 16 rows goes through a buffer. */
 static inline void kn_float_single(kn_float_job job, const kn_float_kernels *kernels,
                                    uint32_t count, uint32_t rows)
 {
-    float buffer[KN_FLOAT_TOKENS][KN_TILE_ROWS];
+    float buffer[KN_FLOAT_TOKENS][KN_TILE_ROWS] = {{0}};
 
     for (; rows >= KN_TILE_ROWS; rows -= KN_TILE_ROWS) {
         kernels->one[count - 1](&job);
@@ -98,6 +107,8 @@ static inline void kn_float_single(kn_float_job job, const kn_float_kernels *ker
         float *out = job.out;
         size_t stride = job.out_stride;
 
+        for (uint32_t t = 0; t < count && !job.first; t++)
+            memcpy(buffer[t], out + t * stride, rows * sizeof(float));
         job.out = buffer[0];
         job.out_stride = KN_TILE_ROWS;
         kernels->one[count - 1](&job);
@@ -106,26 +117,25 @@ static inline void kn_float_single(kn_float_job job, const kn_float_kernels *ker
     }
 }
 
-static inline void kn_float_run(const kn_float_kernels *kernels, float *y, size_t y_stride,
-                                const kn_rows *x, const kn_qmat *w, uint32_t row_begin,
-                                uint32_t row_end)
+/* Outputs n .. n+rows of all tokens. */
+static inline void kn_float_columns(const kn_float_kernels *kernels, float *y, size_t y_stride,
+                                    const kn_rows *x, const kn_qmat *w, uint32_t n, uint32_t rows)
 {
     size_t tile_bytes = kn_qmat_tile_bytes(w->format, w->cols, w->group);
-    uint32_t first = x->rows < KN_FLOAT_TOKENS ? x->rows : KN_FLOAT_TOKENS;
-    uint32_t step;
+    const uint8_t *tile = (const uint8_t *)w->data + n / KN_TILE_ROWS * tile_bytes;
+    bool whole = kernels->col_bytes == 0 || x->rows <= kernels->tokens;
+    uint32_t cols = whole ? w->cols : KN_FLOAT_COLS;
 
-    if (x->rows == 0) return;
-    step = kernels->tiles[first - 1] * KN_TILE_ROWS;
-    for (uint32_t n = row_begin; n < row_end; n += step) {
-        uint32_t rows = row_end - n < step ? row_end - n : step;
-
-        for (uint32_t s = 0; s < x->rows; s += KN_FLOAT_TOKENS) {
-            uint32_t count = x->rows - s < KN_FLOAT_TOKENS ? x->rows - s : KN_FLOAT_TOKENS;
-            kn_float_job job = {.tile = (const uint8_t *)w->data + n / KN_TILE_ROWS * tile_bytes,
+    for (uint32_t k = 0; k < w->cols; k += cols) {
+        for (uint32_t s = 0; s < x->rows; s += kernels->tokens) {
+            uint32_t left = x->rows - s;
+            uint32_t count = left < kernels->tokens ? left : kernels->tokens;
+            kn_float_job job = {.tile = tile + (size_t)k * kernels->col_bytes,
                                 .tile_bytes = tile_bytes,
-                                .cols = w->cols,
+                                .cols = w->cols - k < cols ? w->cols - k : cols,
                                 .group = w->group,
-                                .x = x->f32 + s * x->f32_stride,
+                                .first = k == 0,
+                                .x = x->f32 + s * x->f32_stride + k,
                                 .x_stride = x->f32_stride,
                                 .out = y + s * y_stride + n,
                                 .out_stride = y_stride};
@@ -136,6 +146,19 @@ static inline void kn_float_run(const kn_float_kernels *kernels, float *y, size_
                 kn_float_single(job, kernels, count, rows);
         }
     }
+}
+
+static inline void kn_float_run(const kn_float_kernels *kernels, float *y, size_t y_stride,
+                                const kn_rows *x, const kn_qmat *w, uint32_t row_begin,
+                                uint32_t row_end)
+{
+    uint32_t first = x->rows < kernels->tokens ? x->rows : kernels->tokens;
+    uint32_t step;
+
+    if (x->rows == 0) return;
+    step = kernels->tiles[first - 1] * KN_TILE_ROWS;
+    for (uint32_t n = row_begin; n < row_end; n += step)
+        kn_float_columns(kernels, y, y_stride, x, w, n, row_end - n < step ? row_end - n : step);
 }
 
 #endif

@@ -67,7 +67,9 @@ static void open_node(engine_rig *rig, const engine_rig_spec *spec, uint32_t nod
     en_store_spec store = {.container = rig->container,
                            .map = rig->map,
                            .node = node,
-                           .ram_bytes = 1ULL << 30,
+                           .ram_bytes = spec->ram_bytes > 0 ? spec->ram_bytes : 1ULL << 30,
+                           .mirrors = spec->mirrors,
+                           .disk = spec->disk,
                            .quiet = true};
     en_executor_spec executor = {.container = rig->container,
                                  .team = rig->team,

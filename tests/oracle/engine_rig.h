@@ -20,6 +20,9 @@ typedef struct {
     uint32_t rows_max;                   /* 0: 64 */
     uint32_t context_max, sequences_max; /* 0: 256, 4 */
     bool kv_bf16, float_activations;
+    uint64_t ram_bytes;      /* of each expert store; 0: all it could need */
+    const char *mirrors;     /* of the container */
+    const en_disk_ops *disk; /* NULL: the real one */
     uint64_t permute; /* seed of the order in which nodes are asked for replies; 0: in turn */
 } engine_rig_spec;
 

@@ -8,9 +8,10 @@
 
 enum {
     ROW_BLOCK = 4,            /* rows of one chunk: a chunk costs a few hundred ns to hand out */
-    CHUNKS_PER_MEMBER = 4,    /* so that a descheduled member holds up a quarter of its share */
+    CHUNKS_PER_MEMBER = 8,    /* so that a descheduled member holds up an eighth of its share */
     GROUP_MIN = 16,           /* the smallest quantisation group */
-    CHUNK_WORK_MIN = 1 << 16, /* multiply-adds below which handing out costs more than it gives */
+    CHUNK_WORK_MIN = 1 << 18, /* multiply-adds: 20 us of q8 from memory; for less no member is
+                                 worth waking (docs/performance.md) */
 };
 
 static uint32_t block_end(uint32_t begin, uint32_t rows)

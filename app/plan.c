@@ -4,7 +4,6 @@
 #include "app/heat_file.h"
 #include "base/budget.h"
 #include "base/check.h"
-#include "expert_node/store.h"
 #include "model/convert/disk_space.h"
 
 #include <stdarg.h>
@@ -92,7 +91,6 @@ static void fill_model(const md_container *container, const app_sizes *sizes, ui
         .attention_scratch_bytes = sizes->attention_scratch_bytes,
         .expert_scratch_bytes = sizes->expert_scratch_bytes,
         .record_bytes = layout.record_bytes,
-        .slots_least = EN_STORE_SLOTS_LEAST,
         .layers = sparse,
         .experts = c->experts,
         .topk = c->topk,
@@ -235,6 +233,7 @@ rt_status app_plan_make(const app_model *model, const app_plan_spec *spec, rt_te
     RT_TRY(add_disk(&plan, model, err));
     RT_TRY(fill_machine(&plan, model, err));
     RT_TRY(choose_curve(&plan, model, &curve, err));
+    plan.model.heat_confidence = plan.heat_confidence;
     RT_TRY(pl_plan_make(&plan.model, &plan.machine, &curve, &plan.plan, err));
     *out = plan;
     return RT_OK;

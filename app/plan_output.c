@@ -28,27 +28,40 @@ typedef struct {
     uint64_t records; /* of experts; 0 for the rest */
 } place;
 
-enum { PLACES_MAX = 8 };
+enum { PLACES_MAX = 10 };
 
-/* Bytes of one node; experts per expert node. */
-static uint32_t list_places(const app_plan *plan, place out[PLACES_MAX])
+/* The experts of one holder. */
+static uint32_t list_experts(const app_plan *plan, place *out)
 {
     const pl_plan *p = &plan->plan;
-    const pl_model *m = &plan->model;
-    uint64_t in_ram = p->records_in_ram < p->records_node ? p->records_in_ram : p->records_node;
+    uint64_t each = plan->model.record_bytes, held, pinned;
     uint32_t holders = plan->spec.nodes > 1 ? plan->spec.nodes - 1 : 1, n = 0;
 
-    if (p->records_in_ram < p->records) in_ram = p->records_in_ram / holders;
+    if (p->transit_slots == 0) {
+        out[n++] = (place){"experts", "experts", "ram", p->records_node * each, p->records_node};
+        return n;
+    }
+    held = p->records_in_ram / holders;
+    pinned = p->records_pinned / holders;
+    if (pinned > 0) out[n++] = (place){"experts, pinned", "experts", "ram", pinned * each, pinned};
+    out[n++] = (place){"experts, cached", "experts", "ram", (held - pinned) * each, held - pinned};
+    out[n++] = (place){"experts, in transit", "experts", "ram", p->transit_slots * each, 0};
+    out[n++] = (place){"experts, on disk", "experts", "disk", (p->records_node - held) * each,
+                       p->records_node - held};
+    return n;
+}
+
+/* Bytes of one node. */
+static uint32_t list_places(const app_plan *plan, place out[PLACES_MAX])
+{
+    const pl_model *m = &plan->model;
+    uint32_t n = 0;
+
     out[n++] = (place){"dense weights", "attention", "ram", m->dense_bytes, 0};
     out[n++] = (place){"kv cache", "attention", "ram", m->kv_bytes, 0};
     out[n++] = (place){"attention scratch", "attention", "ram", m->attention_scratch_bytes, 0};
     out[n++] = (place){"expert scratch", "experts", "ram", m->expert_scratch_bytes, 0};
-    if (!p->fits) return n;
-    out[n++] = (place){"experts", "experts", "ram", in_ram * m->record_bytes, in_ram};
-    if (in_ram < p->records_node)
-        out[n++] = (place){"experts", "experts", "disk",
-                           (p->records_node - in_ram) * m->record_bytes, p->records_node - in_ram};
-    return n;
+    return plan->plan.fits ? n + list_experts(plan, out + n) : n;
 }
 
 /* ---- text ---- */
@@ -111,8 +124,10 @@ static void print_row(const char *first, const char *name, uint64_t ram, uint64_
 static void name_place(const app_plan *plan, const place *at, char *text, size_t text_bytes)
 {
     if (at->records > 0)
-        snprintf(text, text_bytes, "experts, %llu of %llu", (unsigned long long)at->records,
+        snprintf(text, text_bytes, "%s, %llu of %llu", at->part, (unsigned long long)at->records,
                  (unsigned long long)plan->plan.records_node);
+    else if (strcmp(at->part, "experts, in transit") == 0)
+        snprintf(text, text_bytes, "%s, %u slots", at->part, plan->plan.transit_slots);
     else if (strcmp(at->part, "kv cache") == 0)
         snprintf(text, text_bytes, "kv cache, %u tokens", plan->sizes.context);
     else

@@ -7,6 +7,7 @@
 #include "base/budget.h"
 #include "base/check.h"
 #include "model/convert/disk_space.h"
+#include "placement/planner.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -64,6 +65,17 @@ typedef struct {
     int code;
 } status_report;
 
+/* All, or what is left beside the slots that experts from disk pass through. */
+static uint64_t experts_that_fit(uint64_t budget, uint64_t record_bytes, uint32_t topk,
+                                 uint64_t experts)
+{
+    uint64_t slots = budget / record_bytes;
+    uint32_t transit = pl_transit_slots(budget, 0, record_bytes, PL_TRANSIT_PER_CHOICE * topk);
+
+    if (slots >= experts) return experts;
+    return slots > transit ? slots - transit : 0;
+}
+
 static rt_status look_at_fit(const md_container *container, fit *out, rt_err *err)
 {
     app_model_options options = APP_MODEL_OPTIONS_DEFAULT;
@@ -90,8 +102,7 @@ static rt_status look_at_fit(const md_container *container, fit *out, rt_err *er
     out->available_bytes = limit;
     out->needed_bytes = fixed + out->experts * layout.record_bytes;
     out->context = sizes.context;
-    out->experts_in_ram = left / layout.record_bytes;
-    if (out->experts_in_ram > out->experts) out->experts_in_ram = out->experts;
+    out->experts_in_ram = experts_that_fit(left, layout.record_bytes, config->topk, out->experts);
     out->runs = limit >= fixed + sizes.experts_least_bytes;
     out->known = true;
     return RT_OK;

@@ -7,6 +7,7 @@
 #include "expert_node/store_load.h"
 #include "expert_node/tier_disk.h"
 #include "expert_node/tier_ram.h"
+#include "placement/planner.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -81,8 +82,8 @@ static rt_status open_tiers(en_store *store, const en_store_spec *spec, rt_err *
         budget -= budget < scrub ? budget : scrub;
     }
     disk.bounces = bounce_count(store, budget, &disk.bounce_bytes);
-    RT_TRY(en_ram_plan_make(&store->inventory, budget, disk.bounces * disk.bounce_bytes, 2 * topk,
-                            &plan, err));
+    RT_TRY(en_ram_plan_make(&store->inventory, budget, disk.bounces * disk.bounce_bytes,
+                            PL_TRANSIT_PER_CHOICE * topk, &plan, err));
     if (plan.transit == 0 && disk.bounces > 1 &&
         plan.slab_bytes + disk.bounces * disk.bounce_bytes > budget)
         disk.bounces = 1; /* for the time of loading only */

@@ -28,8 +28,6 @@ typedef struct en_store en_store;
 typedef enum { EN_TIER_VRAM, EN_TIER_RAM, EN_TIER_DISK } en_tier;
 
 enum {
-    /* Transit slots with which experts can be used from disk: one being computed, one being read. */
-    EN_STORE_SLOTS_LEAST = 2,
     /* Long enough to tell the 128th from the 129th of 256 experts, short enough to follow a change of
      * topic within an answer or two (docs/DECISIONS.md). */
     EN_HEAT_HALF_LIFE_TOKENS = 8192,

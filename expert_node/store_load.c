@@ -4,10 +4,9 @@
 #include "base/check.h"
 #include "base/progress.h"
 #include "base/stop.h"
+#include "placement/planner.h"
 
 #include <stdlib.h>
-
-static const double PIN_SHARE = 0.5; /* of a layer's slots, when heat is certain */
 
 static bool shared(const pl_heat *heat, const pl_heat *known, uint32_t layer)
 {
@@ -95,7 +94,7 @@ static rt_status read_assigned(en_tier_ram *ram, en_tier_disk *disk, rt_progress
 rt_status en_store_load(en_tier_ram *ram, en_tier_disk *disk, const pl_heat *heat,
                         const pl_heat *known, bool quiet, rt_err *err)
 {
-    double pin = known == NULL ? 0 : PIN_SHARE * pl_heat_confidence(known);
+    double pin = known == NULL ? 0 : pl_pinned_share(pl_heat_confidence(known));
     rt_progress *progress;
     rt_status status;
     uint64_t bytes = 0;

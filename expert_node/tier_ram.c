@@ -3,12 +3,9 @@
 
 #include "base/check.h"
 #include "expert_node/evict.h"
+#include "placement/planner.h"
 
 #include <stdlib.h>
-
-enum {
-    TRANSIT_DIVISOR = 8
-}; /* transit takes at most an eighth: cached records are hit more often */
 
 static uint32_t owned_in(const en_inventory *inventory, uint32_t layer)
 {
@@ -60,24 +57,13 @@ static uint64_t total_bytes(const en_inventory *inventory, size_t *largest)
     return total;
 }
 
-static uint32_t transit_count(uint64_t budget, uint64_t reserved, size_t largest, uint32_t wanted)
-{
-    uint64_t count = budget / TRANSIT_DIVISOR / largest;
-
-    if (count > wanted) count = wanted;
-    /* An eighth and the read buffers may be more than a tiny budget has. */
-    if (count < EN_STORE_SLOTS_LEAST || count * largest + reserved > budget)
-        count = EN_STORE_SLOTS_LEAST;
-    return (uint32_t)count;
-}
-
 rt_status en_ram_plan_make(const en_inventory *inventory, uint64_t budget_bytes,
                            uint64_t reserved_bytes, uint32_t transit_wanted, en_ram_plan *out,
                            rt_err *err)
 {
     en_ram_plan plan = {0};
     uint64_t total = total_bytes(inventory, &plan.transit_bytes);
-    uint64_t needed = (uint64_t)plan.transit_bytes * EN_STORE_SLOTS_LEAST + reserved_bytes;
+    uint64_t needed = (uint64_t)plan.transit_bytes * PL_TRANSIT_LEAST + reserved_bytes;
     size_t *bytes = calloc(inventory->layers, sizeof(*bytes));
 
     plan.layer_slots = calloc(inventory->layers, sizeof(*plan.layer_slots));
@@ -93,7 +79,7 @@ rt_status en_ram_plan_make(const en_inventory *inventory, uint64_t budget_bytes,
         plan.slab_bytes = total;
     } else if (budget_bytes >= needed) {
         plan.transit =
-            transit_count(budget_bytes, reserved_bytes, plan.transit_bytes, transit_wanted);
+            pl_transit_slots(budget_bytes, reserved_bytes, plan.transit_bytes, transit_wanted);
         plan.slab_bytes = (uint64_t)plan.transit * plan.transit_bytes;
         for (uint32_t layer = 0; layer < inventory->layers; layer++)
             bytes[layer] = slot_bytes(inventory, layer);
@@ -132,7 +118,7 @@ uint64_t en_store_least_bytes(const md_container *container, const pl_map *map, 
                 bounce = layout.record_bytes;
         }
     }
-    least = largest * EN_STORE_SLOTS_LEAST + bounce;
+    least = largest * PL_TRANSIT_LEAST + bounce;
     return total < least ? total : least;
 }
 

@@ -6,6 +6,8 @@
 #include <math.h>
 #include <string.h>
 
+enum { TRANSIT_DIVISOR = 8 };
+
 static const char *const term_names[PL_TERM_COUNT] = {
     [PL_TERM_DENSE] = "dense weights from memory",
     [PL_TERM_EXPERTS] = "experts from memory",
@@ -177,10 +179,48 @@ static uint64_t larger(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
+uint32_t pl_transit_slots(uint64_t budget_bytes, uint64_t reserved_bytes, uint64_t record_bytes,
+                          uint32_t wanted)
+{
+    uint64_t count = budget_bytes / TRANSIT_DIVISOR / record_bytes;
+
+    RT_ASSERT(record_bytes > 0);
+    if (count > wanted) count = wanted;
+    /* An eighth and the read buffers may be more than a tiny budget has. */
+    if (count < PL_TRANSIT_LEAST || count * record_bytes + reserved_bytes > budget_bytes)
+        count = PL_TRANSIT_LEAST;
+    return (uint32_t)count;
+}
+
+double pl_pinned_share(double heat_confidence)
+{
+    return 0.5 * heat_confidence;
+}
+
+/* What a holder of experts does with the RAM that it has for them. */
+static void divide(const pl_model *model, const pl_machine *machine, uint64_t budget, pl_plan *out)
+{
+    uint64_t slots = budget / model->record_bytes, layer_slots;
+
+    if (slots >= out->records_node) {
+        out->records_in_ram = out->records;
+        out->records_pinned = out->records;
+        return;
+    }
+    out->transit_slots =
+        pl_transit_slots(budget, 0, model->record_bytes, PL_TRANSIT_PER_CHOICE * model->topk);
+    slots -= out->transit_slots;
+    layer_slots = slots / model->layers;
+    out->records_in_ram = slots * holders(machine);
+    out->records_pinned =
+        (uint64_t)(pl_pinned_share(model->heat_confidence) * (double)layer_slots) * model->layers *
+        holders(machine);
+}
+
 static void place(const pl_model *model, const pl_machine *machine, pl_plan *out)
 {
     uint64_t beside = beside_experts(model, machine), head = head_bytes(model);
-    uint64_t least = model->slots_least, slots;
+    uint64_t least = PL_TRANSIT_LEAST;
 
     out->records = (uint64_t)model->layers * model->experts;
     out->records_node = (out->records + holders(machine) - 1) / holders(machine);
@@ -192,11 +232,12 @@ static void place(const pl_model *model, const pl_machine *machine, pl_plan *out
         out->missing_bytes = out->needed_bytes - machine->ram_bytes;
         return;
     }
-    slots = (machine->ram_bytes - beside) / model->record_bytes;
-    if (slots > out->records_node) slots = out->records_node;
-    out->records_in_ram = slots * holders(machine);
-    if (out->records_in_ram > out->records) out->records_in_ram = out->records;
-    out->ram_used_bytes = larger(head, beside + slots * model->record_bytes);
+    divide(model, machine, machine->ram_bytes - beside, out);
+    out->ram_used_bytes =
+        larger(head, beside + (out->transit_slots == 0
+                                   ? out->records_node
+                                   : out->records_in_ram / holders(machine) + out->transit_slots) *
+                                  model->record_bytes);
 }
 
 static uint32_t nodes_for_all(const pl_model *model, uint64_t ram_bytes)

@@ -44,16 +44,31 @@ RT_MUST_CHECK rt_status pl_curve_check(const pl_curve *curve, rt_err *err);
 /* fraction is clipped to 0..1. The curve is valid. */
 double pl_curve_at(const pl_curve *curve, double fraction);
 
+/* How a store of experts divides RAM that does not hold all of them; the store and the plan ask here.
+ * Transit slots take what is too cold for the cache while it is computed: `wanted` of them, at most an
+ * eighth of the budget (cached records are hit more often), at least PL_TRANSIT_LEAST. reserved_bytes: of
+ * the budget, for read buffers. The rest are cache slots, the same number in each layer; of these the
+ * hottest are pinned as far as the heat is sure of itself, half at most, so that the rest can follow
+ * what is asked now. */
+enum {
+    PL_TRANSIT_LEAST = 2, /* one being computed, one being read */
+    PL_TRANSIT_PER_CHOICE =
+        2, /* wanted, per expert of a token: one token computed, one read ahead */
+};
+uint32_t pl_transit_slots(uint64_t budget_bytes, uint64_t reserved_bytes, uint64_t record_bytes,
+                          uint32_t wanted);
+double pl_pinned_share(double heat_confidence); /* of a layer's cache slots */
+
 /* Bytes of a model and of what runs it, from the functions that loading uses. */
 typedef struct {
     uint64_t dense_bytes;       /* resident: all that is no routed expert */
     uint64_t dense_token_bytes; /* of them, read for one token (all but most of the embedding) */
     uint64_t kv_bytes, attention_scratch_bytes, expert_scratch_bytes;
     uint64_t record_bytes;    /* one routed expert, in RAM and on disk */
-    uint32_t slots_least;     /* RAM for so many experts is needed to use any from disk */
     uint32_t layers, experts; /* layers that have experts; experts of each */
     uint32_t topk;
-    double attention_flop; /* scores, values and index of one token at the planned context */
+    double heat_confidence; /* 0..1, pl_heat_confidence of what is known at start */
+    double attention_flop;  /* scores, values and index of one token at the planned context */
     uint32_t row_out_bytes, row_back_bytes; /* of a token's row to one node, and its answer */
 } pl_model;
 
@@ -90,7 +105,9 @@ typedef struct {
 
     uint64_t records;      /* routed experts of the model */
     uint64_t records_node; /* that one node answers for (its share in whole experts, rounded up) */
-    uint64_t records_in_ram; /* over all nodes */
+    uint64_t records_in_ram; /* over all nodes: all, or what the cache slots hold */
+    uint64_t records_pinned; /* of them never given up */
+    uint32_t transit_slots;  /* of each holder; 0 when it holds all that is its own */
     uint64_t ram_used_bytes; /* of the node that uses most */
     double hit_rate;         /* 0..1 */
 

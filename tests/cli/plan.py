@@ -335,9 +335,31 @@ def check_a_plan_books_what_a_run_books():
         for source in (container, os.path.join(fixtures, name)):
             planned = plan(source, "--ram", "3G", *options)
             parts = {p["part"]: p["bytes"] for p in planned["placement"]}
+            parts["experts"] = sum(p["bytes"] for p in planned["placement"]
+                                   if p["tier"] == "ram" and p["part"].startswith("experts"))
             for part in ("dense weights", "kv cache", "attention scratch", "expert scratch", "experts"):
                 want(parts[part] == booked[part], f"{source}: {part}: planned {parts[part]}, booked {booked[part]}")
             want(planned["machine"]["ram_bytes"] == booked["limit"], "limit")
+
+
+def check_a_plan_says_how_many_experts_a_run_keeps():
+    container = place("kept")
+    want(call("convert", os.path.join(fixtures, "wide-bf16"), container).returncode == 0, "convert")
+    whole = plan(container, "--ram", "1G", "--ctx-size", 512)
+    fixed = whole["all_bytes"] - whole["experts"] * whole["container"]["record_bytes"]
+    for share in (0.02, 0.1, 0.3, 0.5, 0.77, 0.99):
+        ram = fixed + int(share * whole["experts"] * whole["container"]["record_bytes"])
+        options = ("--ram", ram, "--ctx-size", 512)
+        planned = plan(container, *options)
+        ran = call("run", container, "--ids", "1,2,3", "-n", 1, "--log", "info", *options)
+        want(ran.returncode == 0, "run", ran)
+        kept = re.search(r"experts (\d+) in ram (\d+)", ran.stderr)
+        want((int(kept[1]), int(kept[2])) == (planned["experts"], planned["experts_in_ram"]),
+             f"at {share}: planned {planned['experts_in_ram']} of {planned['experts']}, kept {kept[0]}")
+        booked = int(re.search(r"memory \S+ experts bytes (\d+)", ran.stderr)[1])
+        slots = sum(p["bytes"] for p in planned["placement"] if p["tier"] == "ram" and p["part"].startswith("experts"))
+        want(booked == slots, f"at {share}: planned {slots} bytes of slots, booked {booked}")
+        want(asked("doctor", container, "--ram", ram, "--ctx-size", 512, code=3), "doctor warns")
 
 
 def check_what_plan_says_is_enough_is_enough():

@@ -21,7 +21,6 @@ static pl_model glm52(void)
                       .attention_scratch_bytes = 200000000,
                       .expert_scratch_bytes = 100000000,
                       .record_bytes = 20054016,
-                      .slots_least = 2,
                       .layers = 75,
                       .experts = 256,
                       .topk = 8,
@@ -130,7 +129,10 @@ static void bytes_add_up_and_stay_within_the_budget(void **state)
 
         assert_int_equal(plan.records, 19200);
         assert_true(plan.fits && plan.ram_used_bytes <= ram);
-        assert_int_equal(plan.ram_used_bytes, fixed + plan.records_in_ram * model.record_bytes);
+        assert_int_equal(plan.ram_used_bytes,
+                         fixed + (plan.records_in_ram + plan.transit_slots) * model.record_bytes);
+        assert_int_equal(plan.transit_slots == 0, plan.records_in_ram == plan.records);
+        assert_true(plan.transit_slots <= 16 && plan.records_pinned <= plan.records_in_ram);
         assert_true(plan.records_in_ram == plan.records ||
                     ram - plan.ram_used_bytes < model.record_bytes);
         assert_int_equal(plan.all_bytes, fixed + 19200 * model.record_bytes);
@@ -245,10 +247,37 @@ static void too_little_ram_says_how_much_is_missing(void **state)
     assert_int_equal(plan.nodes_for_all, 0);
     machine.ram_bytes = plan.needed_bytes;
     plan = make(&model, &machine, &curve);
-    assert_true(plan.fits && plan.records_in_ram == 2);
+    assert_true(plan.fits && plan.records_in_ram == 0 && plan.transit_slots == 2);
     machine.ram_bytes--;
     plan = make(&model, &machine, &curve);
     assert_true(!plan.fits && plan.missing_bytes == 1);
+}
+
+static void transit_takes_an_eighth_at_most_and_two_slots_at_least(void **state)
+{
+    (void)state;
+    assert_int_equal(pl_transit_slots(1000, 0, 1, 16), 16);
+    assert_int_equal(pl_transit_slots(80, 0, 1, 16), 10);
+    assert_int_equal(pl_transit_slots(17, 0, 1, 16), 2);
+    assert_int_equal(pl_transit_slots(2, 0, 1, 16), 2);
+    assert_int_equal(pl_transit_slots(80, 75, 1, 16), 2); /* the read buffers leave no more */
+    assert_int_equal(pl_transit_slots(1000, 0, 1, 1), 2);
+}
+
+static void pinned_are_as_many_as_the_heat_is_sure_of(void **state)
+{
+    pl_curve curve = pl_curve_glm52();
+    pl_model model = glm52();
+    pl_machine machine = desktop(128 * GIB);
+    pl_plan none = make(&model, &machine, &curve), half;
+
+    (void)state;
+    assert_int_equal(none.records_pinned, 0);
+    model.heat_confidence = 1;
+    half = make(&model, &machine, &curve);
+    assert_int_equal(half.records_pinned % 75, 0);
+    assert_true(half.records_pinned * 2 <= half.records_in_ram &&
+                half.records_pinned * 2 + 150 >= half.records_in_ram - 75);
 }
 
 /* ---- nodes ---- */
@@ -387,6 +416,8 @@ int main(void)
         cmocka_unit_test(without_a_disk_half_of_the_experts_is_none),
         cmocka_unit_test(disk_limits_a_small_machine),
         cmocka_unit_test(too_little_ram_says_how_much_is_missing),
+        cmocka_unit_test(transit_takes_an_eighth_at_most_and_two_slots_at_least),
+        cmocka_unit_test(pinned_are_as_many_as_the_heat_is_sure_of),
         cmocka_unit_test(nodes_for_all_is_the_fewest_that_hold_everything),
         cmocka_unit_test(busiest_node_is_that_of_balls_in_bins),
         cmocka_unit_test(slices_balance_what_whole_experts_do_not),

@@ -69,6 +69,14 @@ def check_run_streams_text_and_ends_with_one_line_of_figures():
     want("this process" not in last and "waited" not in last, "alone it waits for nobody", done)
 
 
+def check_settings_come_before_the_answer_and_figures_after_its_newline():
+    done = subprocess.run([moesaic, "run", model, "--prompt", "hello", "-n", "8", "--temp", "0", "--ignore-eos"],
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+    lines = done.stdout.split(b"\n")
+    want(lines[0].startswith(b"moesaic: model ") and lines[-2].startswith(b"moesaic: prefill ") and lines[-1] == b""
+         and len(lines) >= 4, f"order: {lines}")
+
+
 def check_json_holds_what_was_promised():
     done = call("run", model, "--ids", ids, "-n", 8, "--temp", 0, "--json", "--ignore-eos")
     want(done.returncode == 0, "exit 0", done)
@@ -246,7 +254,7 @@ def check_zero_threads_are_the_usable_cores():
 
 
 def check_help_of_a_verb_shows_choices_and_each_default_once():
-    for verb in ("run", "verify", "convert", "heat", "inspect", "plan", "doctor", "status", "version"):
+    for verb in ("run", "verify", "convert", "heat", "inspect", "plan", "doctor", "bench", "status", "version"):
         done = call("help", verb)
         want(done.returncode == 0 and done.stdout == call(verb, "--help").stdout != "", f"help {verb}", done)
         text = " ".join(done.stdout.split())

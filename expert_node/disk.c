@@ -67,7 +67,7 @@ static read_result read_buffered(const en_disk_ops *ops, const md_record *record
     return READ_DONE;
 }
 
-static rt_status check_hash(const md_record *record, const void *data, rt_err *err)
+rt_status en_disk_check(const md_record *record, const void *data, rt_err *err)
 {
     md_hash128 found = md_hash_bytes(data, record->bytes);
     char name[64];
@@ -79,8 +79,8 @@ static rt_status check_hash(const md_record *record, const void *data, rt_err *e
                    (unsigned long long)found.high, (unsigned long long)found.low);
 }
 
-rt_status en_disk_read(const en_disk_ops *ops, const md_record *record, void *data,
-                       atomic_bool *buffered, rt_err *err)
+rt_status en_disk_fetch(const en_disk_ops *ops, const md_record *record, void *data,
+                        atomic_bool *buffered, rt_err *err)
 {
     read_result result = READ_REFUSED;
     char name[64];
@@ -94,8 +94,15 @@ rt_status en_disk_read(const en_disk_ops *ops, const md_record *record, void *da
         if (result == READ_REFUSED) atomic_store(buffered, true);
     }
     if (result == READ_REFUSED) result = read_buffered(ops, record, data, &error);
-    if (result == READ_DONE) return check_hash(record, data, err);
+    if (result == READ_DONE) return RT_OK;
     return rt_fail(err, RT_EIO, "%s: %s: read of %llu bytes: %s", record->pack, name,
                    (unsigned long long)record->bytes,
                    result == READ_SHORT ? "the file ends before" : strerror(error));
+}
+
+rt_status en_disk_read(const en_disk_ops *ops, const md_record *record, void *data,
+                       atomic_bool *buffered, rt_err *err)
+{
+    RT_TRY(en_disk_fetch(ops, record, data, buffered, err));
+    return en_disk_check(record, data, err);
 }

@@ -25,12 +25,18 @@ en_disk_ops en_disk_real(void);
 /* The memory a read needs: the record rounded up to the alignment of O_DIRECT. */
 size_t en_disk_bytes(const md_record *record);
 
-/* Reads a record and checks its hash.
+/* Reads a record's bytes, unchecked.
  *   data      [en_disk_bytes], 4 KiB aligned
  *   buffered  true: go through the page cache. Set when the filesystem refuses O_DIRECT, so that the
  *             caller does not ask it again
- *   Errors    RT_EIO     not held here, or the read failed; names pack and record
- *             RT_EFORMAT the bytes do not match the manifest's hash (both are named) */
+ *   Errors    RT_EIO     not held here, or the read failed; names pack and record */
+RT_MUST_CHECK rt_status en_disk_fetch(const en_disk_ops *ops, const md_record *record, void *data,
+                                      atomic_bool *buffered, rt_err *err);
+
+/*   Errors    RT_EFORMAT the bytes do not match the manifest's hash (pack, record and both are named) */
+RT_MUST_CHECK rt_status en_disk_check(const md_record *record, const void *data, rt_err *err);
+
+/* Both. */
 RT_MUST_CHECK rt_status en_disk_read(const en_disk_ops *ops, const md_record *record, void *data,
                                      atomic_bool *buffered, rt_err *err);
 

@@ -60,8 +60,8 @@ static uint32_t bounce_count(const en_store *store, uint64_t ram_bytes, size_t *
     }
     if (*bytes == 0) return 0;
     count = ram_bytes / 8 / *bytes;
-    if (count > (uint64_t)EN_DISK_DEPTH * store->copies.count)
-        count = (uint64_t)EN_DISK_DEPTH * store->copies.count;
+    if (count > (uint64_t)EN_DISK_THREADS * store->copies.count)
+        count = (uint64_t)EN_DISK_THREADS * store->copies.count;
     return count < 1 ? 1 : (uint32_t)count;
 }
 

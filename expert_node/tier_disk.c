@@ -51,7 +51,7 @@ struct en_tier_disk {
     atomic_bool buffered[EN_COPIES_MAX]; /* this copy's filesystem refuses O_DIRECT */
     rt_slab bounce;
     read_job jobs[EN_DISK_READS_MAX];
-    reader readers[DEVICES_MAX * EN_DISK_DEPTH];
+    reader readers[DEVICES_MAX * EN_DISK_THREADS];
     uint32_t reader_count;
     uint32_t asked; /* by the owner, not yet returned to it */
     pthread_mutex_t lock;
@@ -59,8 +59,9 @@ struct en_tier_disk {
     bool ready; /* lock and conditions exist */
     /* Under lock: */
     job_list urgent, later, done, unused;
-    uint32_t bounces_free; /* bits */
-    uint8_t *bad;          /* owned [copies][records]: quarantined */
+    uint32_t bounces_free;           /* bits */
+    uint32_t under_way[DEVICES_MAX]; /* reads, at most EN_DISK_DEPTH */
+    uint8_t *bad;                    /* owned [copies][records]: quarantined */
     bool closing;
     en_tier_disk_stats stats;
     /* Scrub: */
@@ -150,6 +151,7 @@ static read_job *take_from(en_tier_disk *disk, job_list *list, uint32_t device, 
 {
     read_job *before = NULL;
 
+    if (disk->under_way[device] == EN_DISK_DEPTH) return NULL;
     for (read_job *job = list->first; job != NULL; before = job, job = job->next) {
         if (needs_bounce(disk, job->record) && disk->bounces_free == 0) continue;
         for (*copy = 0; *copy < disk->spec.copy_count; ++*copy) {
@@ -208,18 +210,24 @@ static uint8_t *take_bounce(en_tier_disk *disk, uint32_t *index)
     return (uint8_t *)disk->bounce.data + *index * disk->spec.bounce_bytes;
 }
 
-/* Under lock, which is left while the disk works. */
-static void run_job(en_tier_disk *disk, read_job *job, uint32_t copy)
+/* Under lock, which is left while the disk works and while the hash is checked. */
+static void run_job(en_tier_disk *disk, uint32_t device, read_job *job, uint32_t copy)
 {
     bool partial = needs_bounce(disk, job->record);
     uint32_t bounce = 0;
     uint8_t *data = partial ? take_bounce(disk, &bounce) : job->data;
     md_record record;
 
+    disk->under_way[device]++;
     pthread_mutex_unlock(&disk->lock);
     record = record_of(disk, copy, job->record);
     job->err = (rt_err){RT_OK, ""};
-    job->status = en_disk_read(&disk->spec.ops, &record, data, &disk->buffered[copy], &job->err);
+    job->status = en_disk_fetch(&disk->spec.ops, &record, data, &disk->buffered[copy], &job->err);
+    pthread_mutex_lock(&disk->lock);
+    disk->under_way[device]--;
+    pthread_cond_broadcast(&disk->work);
+    pthread_mutex_unlock(&disk->lock);
+    if (job->status == RT_OK) job->status = en_disk_check(&record, data, &job->err);
     if (job->status == RT_OK && partial)
         en_inventory_keep(disk->spec.inventory, job->record, data, job->data);
     pthread_mutex_lock(&disk->lock);
@@ -241,7 +249,7 @@ static void *read_loop(void *context)
         read_job *job = take_from(disk, &disk->urgent, self->device, &copy);
         if (job == NULL) job = take_from(disk, &disk->later, self->device, &copy);
         if (job != NULL)
-            run_job(disk, job, copy);
+            run_job(disk, self->device, job, copy);
         else
             pthread_cond_wait(&disk->work, &disk->lock);
     }
@@ -302,10 +310,10 @@ static int start_thread(pthread_t *thread, void *(*run)(void *), void *context)
 
 static rt_status start_readers(en_tier_disk *disk, rt_err *err)
 {
-    for (uint32_t i = 0; i < disk->device_count * EN_DISK_DEPTH; i++) {
+    for (uint32_t i = 0; i < disk->device_count * EN_DISK_THREADS; i++) {
         reader *self = &disk->readers[i];
         int error;
-        *self = (reader){.disk = disk, .device = i / EN_DISK_DEPTH};
+        *self = (reader){.disk = disk, .device = i / EN_DISK_THREADS};
         error = start_thread(&self->thread, read_loop, self);
         if (error != 0) return rt_fail(err, RT_ENOMEM, "disk reader thread: %s", strerror(error));
         disk->reader_count++;

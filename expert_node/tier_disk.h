@@ -1,8 +1,8 @@
 /* tier_disk.h - the copies of the container and the threads that read experts from them.
  *
- * Each disk (device of a pack) has two reader threads, which sleep while nothing is asked: one large
- * O_DIRECT read saturates a device, the second hides the hash check of the first, more only adds
- * latency (docs/performance.md). All readers take from one queue, so that a faster disk reads more:
+ * Each disk (device of a pack) has at most two reads under way: one large O_DIRECT read nearly saturates
+ * a device, a second fills the gaps, more only add latency (docs/performance.md). Twice as many threads
+ * serve it, so that checking hashes holds up no read; they sleep while nothing is asked. All readers take from one queue, so that a faster disk reads more:
  * that is how mirrors share the load. What is wanted now goes before what a hint foresees.
  *
  * A read that fails, or whose bytes do not match the manifest, is tried on the other copies, in
@@ -24,7 +24,8 @@ typedef struct en_tier_disk en_tier_disk;
 
 enum {
     EN_COPIES_MAX = 8,
-    EN_DISK_DEPTH = 2,      /* readers of a disk */
+    EN_DISK_DEPTH = 2,      /* reads under way of a disk */
+    EN_DISK_THREADS = 4,    /* of a disk */
     EN_DISK_READS_MAX = 64, /* asked and not yet taken by en_tier_disk_next */
 };
 

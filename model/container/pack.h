@@ -22,11 +22,16 @@ uint64_t md_pack_layout(md_pack_entry *entries, uint64_t count);
 
 typedef struct md_pack_writer md_pack_writer;
 
-/* Creates the file sparse at final size, or reopens one left by an interrupted conversion (same
- * size). entries [count] laid out; borrowed until free.
+/* Creates the file sparse at final size, or reopens one left by an interrupted conversion: one of
+ * another size gets this one, and its header is taken away. entries [count] laid out; borrowed until
+ * free.
  *   Errors  RT_EIO, RT_ENOSPACE name the path */
 RT_MUST_CHECK rt_status md_pack_create(const char *path, md_pack_entry *entries, uint64_t count,
                                        md_pack_writer **out, rt_err *err);
+/* Opens what an interrupted conversion left to be read by md_pack_hash, whatever its size; changes
+ * nothing, and nothing may be written. *out is NULL when there is no such file. RT_EIO, RT_ENOMEM. */
+RT_MUST_CHECK rt_status md_pack_look(const char *path, md_pack_entry *entries, uint64_t count,
+                                     md_pack_writer **out, rt_err *err);
 RT_MUST_CHECK rt_status md_pack_write(md_pack_writer *pack, const md_pack_entry *entry,
                                       uint64_t offset_in_record, const void *data, size_t bytes,
                                       rt_err *err);

@@ -61,38 +61,37 @@ static uint64_t final_size(const md_pack_entry *entries, uint64_t count)
     return entries[count - 1].offset + align_record(entries[count - 1].bytes);
 }
 
-/* Gives a new file its size; takes the header of an old one away. */
+static rt_status check_regular(const md_pack_writer *pack, struct stat *info, rt_err *err)
+{
+    if (fstat(pack->fd, info) != 0)
+        return rt_fail(err, RT_EIO, "stat %s: %s", pack->path, strerror(errno));
+    if (!S_ISREG(info->st_mode))
+        return rt_fail(err, RT_EIO, "%s: expected a regular file", pack->path);
+    return RT_OK;
+}
+
+/* Gives the file its size, also one that was cut short; takes the header of an old one away. */
 static rt_status prepare_file(md_pack_writer *pack, rt_err *err)
 {
     static const unsigned char no_header[MD_HEADER_BYTES];
     struct stat info;
 
-    if (fstat(pack->fd, &info) != 0)
-        return rt_fail(err, RT_EIO, "stat %s: %s", pack->path, strerror(errno));
-    if (!S_ISREG(info.st_mode))
-        return rt_fail(err, RT_EIO, "%s: expected a regular file", pack->path);
-    if (info.st_size == 0) {
-        if (ftruncate(pack->fd, (off_t)pack->file_bytes) != 0) {
-            bool full = errno == ENOSPC || errno == EDQUOT || errno == EFBIG;
+    RT_TRY(check_regular(pack, &info, err));
+    if ((uint64_t)info.st_size != pack->file_bytes &&
+        ftruncate(pack->fd, (off_t)pack->file_bytes) != 0) {
+        bool full = errno == ENOSPC || errno == EDQUOT || errno == EFBIG;
 
-            return rt_fail(err, full ? RT_ENOSPACE : RT_EIO, "%s: %" PRIu64 " bytes: %s",
-                           pack->path, pack->file_bytes, strerror(errno));
-        }
-        return RT_OK;
+        return rt_fail(err, full ? RT_ENOSPACE : RT_EIO, "%s: %" PRIu64 " bytes: %s", pack->path,
+                       pack->file_bytes, strerror(errno));
     }
-    if ((uint64_t)info.st_size != pack->file_bytes)
-        return rt_fail(err, RT_EIO,
-                       "%s: expected %" PRIu64
-                       " bytes of an interrupted conversion, found %" PRId64,
-                       pack->path, pack->file_bytes, (int64_t)info.st_size);
+    if (info.st_size == 0) return RT_OK;
     return rt_pwrite_full(pack->fd, no_header, sizeof(no_header), 0, pack->path, err);
 }
 
-rt_status md_pack_create(const char *path, md_pack_entry *entries, uint64_t count,
-                         md_pack_writer **out, rt_err *err)
+static rt_status writer_new(const char *path, md_pack_entry *entries, uint64_t count,
+                            md_pack_writer **out, rt_err *err)
 {
     md_pack_writer *pack = calloc(1, sizeof(*pack));
-    rt_status status;
 
     if (pack == NULL) return rt_fail(err, RT_ENOMEM, "pack writer");
     pack->fd = -1;
@@ -101,9 +100,20 @@ rt_status md_pack_create(const char *path, md_pack_entry *entries, uint64_t coun
     pack->file_bytes = final_size(entries, count);
     pack->path = strdup(path);
     if (pack->path == NULL) {
-        status = rt_fail(err, RT_ENOMEM, "pack writer");
-        goto fail;
+        md_pack_writer_free(pack);
+        return rt_fail(err, RT_ENOMEM, "pack writer");
     }
+    *out = pack;
+    return RT_OK;
+}
+
+rt_status md_pack_create(const char *path, md_pack_entry *entries, uint64_t count,
+                         md_pack_writer **out, rt_err *err)
+{
+    md_pack_writer *pack = NULL;
+    rt_status status;
+
+    RT_TRY(writer_new(path, entries, count, &pack, err));
     pack->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (pack->fd < 0) {
         bool full = errno == ENOSPC || errno == EDQUOT;
@@ -117,6 +127,29 @@ rt_status md_pack_create(const char *path, md_pack_entry *entries, uint64_t coun
     return RT_OK;
 fail:
     md_pack_writer_free(pack);
+    return status;
+}
+
+rt_status md_pack_look(const char *path, md_pack_entry *entries, uint64_t count,
+                       md_pack_writer **out, rt_err *err)
+{
+    md_pack_writer *pack = NULL;
+    struct stat info;
+    rt_status status;
+
+    RT_TRY(writer_new(path, entries, count, &pack, err));
+    pack->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe must not block us */
+    if (pack->fd >= 0)
+        status = check_regular(pack, &info, err);
+    else if (errno == ENOENT)
+        status = RT_OK;
+    else
+        status = rt_fail(err, RT_EIO, "open %s: %s", path, strerror(errno));
+    if (status != RT_OK || pack->fd < 0) {
+        md_pack_writer_free(pack);
+        pack = NULL;
+    }
+    if (status == RT_OK) *out = pack;
     return status;
 }
 

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "model/convert/directories.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -30,25 +31,6 @@ void md_conversion_fini(md_conversion *c)
 
 /* ---- looking at source and target ---- */
 
-static rt_status check_directories(const md_convert_spec *spec, rt_err *err)
-{
-    struct stat source, target;
-
-    if (stat(spec->source, &source) != 0)
-        return rt_fail(err, RT_EIO, "%s: %s", spec->source, strerror(errno));
-    if (!S_ISDIR(source.st_mode))
-        return rt_fail(err, RT_EINVAL, "%s: expected a directory", spec->source);
-    if (stat(spec->target, &target) != 0)
-        return errno == ENOENT ? RT_OK
-                               : rt_fail(err, RT_EIO, "%s: %s", spec->target, strerror(errno));
-    if (!S_ISDIR(target.st_mode))
-        return rt_fail(err, RT_EINVAL, "%s: expected a directory", spec->target);
-    if (source.st_dev == target.st_dev && source.st_ino == target.st_ino)
-        return rt_fail(err, RT_EINVAL, "source and target are the same directory, %s",
-                       spec->source);
-    return RT_OK;
-}
-
 static bool target_has(const char *dir, const char *name)
 {
     char *path = rt_path_join(dir, name);
@@ -61,7 +43,7 @@ static bool target_has(const char *dir, const char *name)
 rt_status md_conversion_init(md_conversion *c, const md_convert_spec *spec, rt_err *err)
 {
     *c = (md_conversion){.spec = spec};
-    RT_TRY(check_directories(spec, err));
+    RT_TRY(md_directories_check(spec->source, spec->target, err));
     RT_TRY(md_source_files_read(spec->source, &c->files, err));
     md_container_info_init(&c->info, &c->files.config, spec->expert_format, spec->dense_format);
     if (spec->latent_eps > 0) c->info.latent_eps = spec->latent_eps;
@@ -119,11 +101,18 @@ static rt_status remove_old_ledger(const char *dir, rt_err *err)
 static rt_status report_complete(const md_conversion *c, md_convert_result *result, rt_err *err)
 {
     md_container *container = NULL;
+    rt_err why = {0};
     rt_status status;
 
-    RT_TRY(md_container_open(c->spec->target, &container, err));
-    status = md_conversion_check_complete(c, container, err);
-    if (status == RT_OK && !c->spec->dry_run) status = remove_old_ledger(c->spec->target, err);
+    status = md_container_open(c->spec->target, &container, &why);
+    if (status == RT_OK) status = md_conversion_check_complete(c, container, &why);
+    if (status != RT_OK) {
+        md_container_close(container);
+        return rt_fail(err, status, "%s%s", why.text,
+                       status == RT_EINVAL || status == RT_EFORMAT ? ": choose another TARGET"
+                                                                   : "");
+    }
+    if (!c->spec->dry_run) status = remove_old_ledger(c->spec->target, err);
     if (status == RT_OK) {
         *result = (md_convert_result){
             .target_bytes = c->plan.target_bytes,
@@ -139,29 +128,6 @@ static rt_status report_complete(const md_conversion *c, md_convert_result *resu
 
 /* ---- planning ---- */
 
-/* Marks what the ledger says is durable. */
-static rt_status mark_done(md_conversion *c, rt_err *err)
-{
-    uint64_t count = 0;
-    const md_ledger_entry *entries = md_ledger_entries(c->ledger, &count);
-
-    RT_TRY(md_ledger_check_options(md_ledger_get_options(c->ledger), &c->options, err));
-    for (uint64_t i = 0; i < count; i++) {
-        md_unit *unit = md_plan_find(&c->plan, entries[i].key);
-        char name[64];
-
-        if (unit == NULL || unit->shape.bytes != entries[i].bytes)
-            return rt_fail(err, RT_EFORMAT, "%s/%s: %s is not a record of this model",
-                           c->spec->target, MD_LEDGER_NAME,
-                           md_key_format(entries[i].key, name, sizeof(name)));
-        if (!unit->done) c->resumed++;
-        unit->done = true;
-        unit->hash = entries[i].hash;
-        unit->power = entries[i].power;
-    }
-    return RT_OK;
-}
-
 rt_status md_conversion_open_source(md_conversion *c, rt_err *err)
 {
     uint32_t known_count = 0;
@@ -171,6 +137,7 @@ rt_status md_conversion_open_source(md_conversion *c, rt_err *err)
     uint64_t unused;
 
     RT_TRY(md_source_open(c->spec->source, known, known_count, &c->source, err));
+    if (c->ledger != NULL) RT_TRY(md_conversion_check_gone(c, err));
     RT_TRY(md_plan_resolve(&c->plan, &c->files.config, c->source, err));
     unused = md_source_unused(c->source, &unknown);
     if (unused > 0)
@@ -209,9 +176,9 @@ static rt_status check_disk(md_conversion *c, rt_err *err)
                    suggest_consume(c, hint, sizeof(hint)));
 }
 
-static uint64_t memory_allowed(const md_convert_spec *spec)
+uint64_t md_conversion_memory(const md_conversion *c)
 {
-    return spec->memory_bytes > 0 ? spec->memory_bytes : default_memory_bytes;
+    return c->spec->memory_bytes > 0 ? c->spec->memory_bytes : default_memory_bytes;
 }
 
 static rt_status check_memory(const md_conversion *c, rt_team *team, uint64_t *buffer_bytes,
@@ -221,15 +188,15 @@ static rt_status check_memory(const md_conversion *c, rt_team *team, uint64_t *b
     uint64_t units = rt_team_size(team);
     char needed_text[32], allowed_text[32];
 
-    if (needed <= memory_allowed(c->spec)) {
-        if (needed > 0 && units > memory_allowed(c->spec) / needed)
-            units = memory_allowed(c->spec) / needed;
+    if (needed <= md_conversion_memory(c)) {
+        if (needed > 0 && units > md_conversion_memory(c) / needed)
+            units = md_conversion_memory(c) / needed;
         *buffer_bytes = units * needed;
         return RT_OK;
     }
     return rt_fail(err, RT_ENOMEM, "one record needs %s of buffers, allowed are %s",
                    rt_bytes_format(needed, needed_text, sizeof(needed_text)),
-                   rt_bytes_format(memory_allowed(c->spec), allowed_text, sizeof(allowed_text)));
+                   rt_bytes_format(md_conversion_memory(c), allowed_text, sizeof(allowed_text)));
 }
 
 /* ---- converting ---- */
@@ -241,14 +208,7 @@ static rt_status create_target(md_conversion *c, rt_err *err)
     if (mkdir(dir, 0755) != 0 && errno != EEXIST)
         return rt_fail(err, errno == ENOSPC ? RT_ENOSPACE : RT_EIO, "create %s: %s", dir,
                        strerror(errno));
-    if (c->ledger == NULL) {
-        if (target_has(dir, "dense.bin") || target_has(dir, "manifest.bin"))
-            return rt_fail(err, RT_EINVAL,
-                           "%s holds dense.bin or manifest.bin, but neither a complete container "
-                           "nor an interrupted conversion: choose another directory",
-                           dir);
-        RT_TRY(md_ledger_create(dir, &c->options, c->source, &c->ledger, err));
-    }
+    if (c->ledger == NULL) RT_TRY(md_ledger_create(dir, &c->options, c->source, &c->ledger, err));
     return md_target_create(dir, &c->plan, &c->target, err);
 }
 
@@ -276,7 +236,7 @@ rt_status md_conversion_run_engine(md_conversion *c, rt_team *team, const char *
         .target = c->target,
         .ledger = c->ledger,
         .team = team,
-        .memory_bytes = memory_allowed(c->spec),
+        .memory_bytes = md_conversion_memory(c),
         .consume = c->spec->consume && c->target != NULL,
         .commit_records = c->spec->commit_records,
     };
@@ -321,7 +281,25 @@ static void fill_result(const md_conversion *c, md_convert_result *out)
         .target_bytes = c->plan.target_bytes,
         .records_total = c->plan.count,
         .records_resumed = c->resumed,
+        .records_lost = c->lost,
     };
+}
+
+/* Whether a conversion may begin or go on here, and what of it is done. */
+static rt_status look_at_target(md_conversion *c, rt_team *team, rt_err *err)
+{
+    const char *dir = c->spec->target;
+    rt_err why = {0};
+    rt_status status;
+
+    RT_TRY(md_directory_check_writable(dir, err));
+    RT_TRY(md_ledger_open(dir, c->spec->dry_run, &c->ledger, err));
+    if (c->ledger == NULL) return md_directory_check_new(dir, err);
+    status = md_ledger_check_options(md_ledger_get_options(c->ledger), &c->options, &why);
+    if (status != RT_OK)
+        return rt_fail(err, status, "%s is an interrupted conversion: %s: choose another TARGET",
+                       dir, why.text);
+    return md_conversion_resume(c, team, err);
 }
 
 static rt_status convert(md_conversion *c, rt_team *team, md_convert_result *result, rt_err *err)
@@ -329,8 +307,7 @@ static rt_status convert(md_conversion *c, rt_team *team, md_convert_result *res
     md_engine_result engine = {0};
     rt_status status;
 
-    RT_TRY(md_ledger_open(c->spec->target, c->spec->dry_run, &c->ledger, err));
-    if (c->ledger != NULL) RT_TRY(mark_done(c, err));
+    RT_TRY(look_at_target(c, team, err));
     RT_TRY(md_conversion_open_source(c, err));
     fill_result(c, result);
     RT_TRY(check_disk(c, err));

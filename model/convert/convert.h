@@ -3,7 +3,8 @@
  * Streaming and resumable: a unit of work is one record (its source tensors are read, quantised and
  * written to the record's final place); a checksummed ledger marks records that are durable. Memory
  * is a few tensors per thread, whatever the shard size. The same source and options give the same
- * bytes with any number of threads and after any interruption.
+ * bytes with any number of threads and after any interruption. Resumed, it reads back what the ledger
+ * names, and converts again what is gone or damaged.
  *
  * Threads: md_convert from one; it runs the team. */
 #ifndef MODEL_CONVERT_CONVERT_H
@@ -31,6 +32,7 @@ typedef struct {
 typedef struct {
     uint64_t source_bytes, target_bytes; /* planned */
     uint64_t records_total, records_done, records_resumed;
+    uint64_t records_lost; /* of those an interruption left: gone or damaged, converted again */
     uint64_t shards_deleted;
     uint64_t needed_bytes; /* of disk at the worst moment, beyond what is taken now */
     uint64_t free_bytes;   /* on the target's filesystem before the run */
@@ -44,7 +46,9 @@ typedef struct {
  * included) RT_EUNSUPPORTED  another model_type, fused expert names, a dtype we do not read
  *         RT_ENOSPACE      needed and free are named; checked before anything is written, and again
  *                          when a write fails
- *         RT_EINVAL        the target holds another conversion (which option differs is named)
+ *         RT_EINVAL        the target holds another conversion (which option differs is named), or
+ *                          files that are no conversion's; source and target are the same
+ *                          directory; the source is a container
  *         RT_EBUSY         another conversion into the target is running
  *         RT_ENOMEM        memory_bytes is less than one record needs (both named)
  *         RT_ECANCELED     a stop was requested; the ledger is durable, run again to resume */

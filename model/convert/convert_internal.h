@@ -36,16 +36,24 @@ typedef struct {
     md_source *source;
     md_target *target;
     md_disk_space disk;
-    uint64_t resumed;
+    uint64_t resumed; /* records found whole in the target */
+    uint64_t lost;    /* that its ledger names, but which are not: converted again */
 } md_conversion;
 
 RT_MUST_CHECK rt_status md_conversion_init(md_conversion *c, const md_convert_spec *spec,
                                            rt_err *err);
 void md_conversion_fini(md_conversion *c);
 RT_MUST_CHECK rt_status md_conversion_plan(md_conversion *c, rt_err *err);
+/* Marks as done what the ledger names and the disk has, read back and compared by hash (resume.c).
+ *   Errors  RT_EFORMAT a ledger of another model; RT_EIO, RT_ENOMEM; RT_ECANCELED */
+RT_MUST_CHECK rt_status md_conversion_resume(md_conversion *c, rt_team *team, rt_err *err);
+/* RT_EFORMAT: records that are not done need shards that are gone; both are named. */
+RT_MUST_CHECK rt_status md_conversion_check_gone(const md_conversion *c, rt_err *err);
 RT_MUST_CHECK rt_status md_conversion_open_source(md_conversion *c, rt_err *err);
 RT_MUST_CHECK rt_status md_conversion_run_engine(md_conversion *c, rt_team *team, const char *what,
                                                  md_engine_result *out, rt_err *err);
+/* Its bound of all buffers. */
+uint64_t md_conversion_memory(const md_conversion *c);
 /* RT_EINVAL when the container was made with other options. */
 RT_MUST_CHECK rt_status md_conversion_check_complete(const md_conversion *c,
                                                      const md_container *container, rt_err *err);

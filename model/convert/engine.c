@@ -102,7 +102,7 @@ static rt_status release_unit(engine *e, uint32_t number, rt_err *err)
     need_change change = {e, -1};
     rt_status status;
 
-    RT_TRY(md_target_verify(e->spec->target, number, err));
+    if (!unit->verified) RT_TRY(md_target_verify(e->spec->target, number, err));
     pthread_mutex_lock(&e->lock);
     unit->verified = true;
     md_plan_visit_tensors(unit, change_need, &change);
@@ -266,8 +266,9 @@ static void run_member(void *context, size_t chunk, uint32_t member)
             done ? release_unit(e, number, &err) : convert_unit(e, number, e->arenas[chunk], &err);
 
         if (status == RT_OK) continue;
-        rt_err_prefix(&err,
-                      "%s: ", md_key_format(e->spec->plan->units[number].key, name, sizeof(name)));
+        if (!done) /* reading back names the record itself */
+            rt_err_prefix(
+                &err, "%s: ", md_key_format(e->spec->plan->units[number].key, name, sizeof(name)));
         pthread_mutex_lock(&e->lock);
         if (status != RT_ECANCELED) record_failure(e, status, &err);
         pthread_mutex_unlock(&e->lock);
@@ -346,7 +347,7 @@ rt_status md_engine_run(const md_engine_spec *spec, md_engine_result *out, rt_er
     if (status != RT_OK) {
         if (err != NULL) *err = e.err;
     } else if (rt_stop_requested()) {
-        status = rt_fail(err, RT_ECANCELED, "stopped; run again to resume");
+        status = rt_fail(err, RT_ECANCELED, "stopped");
     } else {
         *out = e.result;
     }

@@ -346,8 +346,7 @@ rt_status md_ledger_check_options(const md_ledger_options *held, const md_ledger
 {
     if (held->conversion_id != asked->conversion_id)
         return rt_fail(err, RT_EINVAL,
-                       "the target was made by conversion id %u, this program has %u: convert into "
-                       "a new directory",
+                       "the target was made by conversion id %u, this program has %u",
                        held->conversion_id, asked->conversion_id);
     if (held->config_hash != asked->config_hash || held->records != asked->records)
         return rt_fail(err, RT_EINVAL,

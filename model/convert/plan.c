@@ -221,6 +221,33 @@ static void look_up_unit(md_unit *unit, const md_config *config, md_source *sour
     }
 }
 
+static void visit_gone_part(const md_source *source, const md_unit *unit, const char *name,
+                            md_plan_gone_visit visit, void *context)
+{
+    uint32_t shard = md_source_gone_shard(source, name);
+
+    if (shard != MD_SOURCE_NONE) visit(context, unit, shard);
+}
+
+void md_plan_visit_gone(const md_plan *plan, const md_config *config, const md_source *source,
+                        md_plan_gone_visit visit, void *context)
+{
+    for (uint64_t i = 0; i < plan->count; i++) {
+        const md_unit *unit = &plan->units[i];
+        recipe parts;
+
+        if (unit->done) continue;
+        make_recipe(config, unit, &parts);
+        for (uint32_t p = 0; p < parts.count; p++) {
+            char name[NAME_BYTES + 16];
+
+            snprintf(name, sizeof(name), "%s_scale_inv", parts.part[p].name);
+            visit_gone_part(source, unit, parts.part[p].name, visit, context);
+            visit_gone_part(source, unit, name, visit, context);
+        }
+    }
+}
+
 static void ignore_copies(const md_config *config, md_source *source)
 {
     for (uint32_t layer = config->layers; layer < md_config_layers_total(config); layer++) {

@@ -363,6 +363,18 @@ uint32_t md_source_lookup(md_source *source, const char *name)
     return (uint32_t)(tensor - source->tensors);
 }
 
+uint32_t md_source_gone_shard(const md_source *source, const char *name)
+{
+    const source_tensor *tensor = find_tensor(source, name);
+
+    return tensor != NULL && tensor->tensor == NULL ? tensor->shard : MD_SOURCE_NONE;
+}
+
+uint32_t md_source_tensor_count(const md_source *source)
+{
+    return source->tensor_count;
+}
+
 uint64_t md_source_unused(const md_source *source, const char **first)
 {
     uint64_t count = 0;

@@ -64,6 +64,12 @@ RT_MUST_CHECK rt_status md_source_resolve(md_source *source, const char *name, u
  * then on, although nothing reads it (accepted copies, records already done). */
 uint32_t md_source_lookup(md_source *source, const char *name);
 
+/* The shard of a known tensor that is not there, MD_SOURCE_NONE when it is there or the name is unknown:
+ * without an index the names in a shard went with it. */
+uint32_t md_source_gone_shard(const md_source *source, const char *name);
+
+uint32_t md_source_tensor_count(const md_source *source);
+
 /* Tensors that nobody resolved or looked up; *first is one of them (borrowed) when there is any. */
 uint64_t md_source_unused(const md_source *source, const char **first);
 

@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "model/expert.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -60,25 +61,27 @@ static void assign_entries(md_target *target)
     }
 }
 
-static rt_status create_packs(md_target *target, const char *dir, rt_err *err)
+static rt_status open_packs(md_target *target, const char *dir, bool create, rt_err *err)
 {
     for (uint32_t p = 0; p < target->pack_count; p++) {
         target_pack *pack = &target->packs[p];
         char name[32];
-        char *path = rt_path_join(dir, md_pack_name(pack->entries[0].key, name, sizeof(name)));
+        char *path = rt_path_join(dir, md_target_pack_name(target, p, name, sizeof(name)));
         rt_status status;
 
         if (path == NULL) return rt_fail(err, RT_ENOMEM, "%s", dir);
         md_pack_layout(pack->entries, pack->count);
-        status = md_pack_create(path, pack->entries, pack->count, &pack->writer, err);
-        if (status == RT_OK) status = md_pack_sync(pack->writer, err);
+        status = create ? md_pack_create(path, pack->entries, pack->count, &pack->writer, err)
+                        : md_pack_look(path, pack->entries, pack->count, &pack->writer, err);
+        if (status == RT_OK && create) status = md_pack_sync(pack->writer, err);
         free(path);
         RT_TRY(status);
     }
-    return rt_dir_sync(dir, err);
+    return create ? rt_dir_sync(dir, err) : RT_OK;
 }
 
-rt_status md_target_create(const char *dir, const md_plan *plan, md_target **out, rt_err *err)
+static rt_status target_open(const char *dir, const md_plan *plan, bool create, md_target **out,
+                             rt_err *err)
 {
     md_target *target = calloc(1, sizeof(*target));
     rt_status status;
@@ -95,13 +98,23 @@ rt_status md_target_create(const char *dir, const md_plan *plan, md_target **out
         goto fail;
     }
     assign_entries(target);
-    status = create_packs(target, dir, err);
+    status = open_packs(target, dir, create, err);
     if (status != RT_OK) goto fail;
     *out = target;
     return RT_OK;
 fail:
     md_target_close(target);
     return status;
+}
+
+rt_status md_target_create(const char *dir, const md_plan *plan, md_target **out, rt_err *err)
+{
+    return target_open(dir, plan, true, out, err);
+}
+
+rt_status md_target_look(const char *dir, const md_plan *plan, md_target **out, rt_err *err)
+{
+    return target_open(dir, plan, false, out, err);
 }
 
 void md_target_close(md_target *target)
@@ -119,6 +132,19 @@ void md_target_close(md_target *target)
 uint32_t md_target_pack_count(const md_target *target)
 {
     return target->pack_count;
+}
+
+bool md_target_pack_exists(const md_target *target, uint32_t pack)
+{
+    RT_ASSERT(pack < target->pack_count);
+    return target->packs[pack].writer != NULL;
+}
+
+const char *md_target_pack_name(const md_target *target, uint32_t pack, char *text,
+                                size_t text_bytes)
+{
+    RT_ASSERT(pack < target->pack_count);
+    return md_pack_name(target->packs[pack].entries[0].key, text, text_bytes);
 }
 
 uint32_t md_target_pack_of(const md_target *target, uint32_t unit)
@@ -144,15 +170,27 @@ rt_status md_target_sync(md_target *target, uint32_t pack, rt_err *err)
 rt_status md_target_verify(md_target *target, uint32_t unit, rt_err *err)
 {
     const md_unit *wanted = &target->plan->units[unit];
+    uint32_t p = md_target_pack_of(target, unit);
     md_hash128 found = {0};
-    char name[64];
+    char name[64], pack[32];
+    rt_status status;
 
-    RT_TRY(md_pack_hash(target->packs[target->pack_of[unit]].writer,
-                        &target->entries[target->entry_of[unit]], &found, err));
+    md_key_format(wanted->key, name, sizeof(name));
+    md_target_pack_name(target, p, pack, sizeof(pack));
+    if (target->packs[p].writer == NULL)
+        return rt_fail(err, RT_EIO, "%s: %s is missing", name, pack);
+    status = md_pack_hash(target->packs[p].writer, &target->entries[target->entry_of[unit]], &found,
+                          err);
+    if (status != RT_OK) {
+        rt_err_prefix(err, "%s: ", name);
+        return status;
+    }
     if (found.low != wanted->hash.low || found.high != wanted->hash.high)
         return rt_fail(err, RT_EFORMAT,
-                       "%s: read back from the disk, its bytes are not those that were written",
-                       md_key_format(wanted->key, name, sizeof(name)));
+                       "%s in %s: read back from the disk, its bytes are not those that were "
+                       "written (hash %016" PRIx64 "%016" PRIx64 ", found %016" PRIx64 "%016" PRIx64
+                       "): check the disk; run again to convert it again",
+                       name, pack, wanted->hash.high, wanted->hash.low, found.high, found.low);
     return RT_OK;
 }
 

@@ -1,6 +1,6 @@
 /* target.h - the packs of a conversion: every unit's place, written in any order.
  *
- * Threads: md_target_write and md_target_hash from any; the rest from one at a time. */
+ * Threads: md_target_write and md_target_verify from any; the rest from one at a time. */
 #ifndef MODEL_CONVERT_TARGET_H
 #define MODEL_CONVERT_TARGET_H
 
@@ -13,9 +13,18 @@ typedef struct md_target md_target; /* opaque */
  * names durable. The plan is borrowed. RT_EIO, RT_ENOSPACE, RT_ENOMEM. */
 RT_MUST_CHECK rt_status md_target_create(const char *dir, const md_plan *plan, md_target **out,
                                          rt_err *err);
+
+/* The same packs as an interrupted conversion left them, for md_target_verify alone: a pack that is
+ * missing or cut short is no error here. Changes nothing. RT_EIO, RT_ENOMEM. */
+RT_MUST_CHECK rt_status md_target_look(const char *dir, const md_plan *plan, md_target **out,
+                                       rt_err *err);
 void md_target_close(md_target *target); /* NULL allowed */
 
 uint32_t md_target_pack_count(const md_target *target);
+bool md_target_pack_exists(const md_target *target, uint32_t pack);
+/* "experts-003.bin". Returns text. */
+const char *md_target_pack_name(const md_target *target, uint32_t pack, char *text,
+                                size_t text_bytes);
 uint32_t md_target_pack_of(const md_target *target, uint32_t unit);
 
 RT_MUST_CHECK rt_status md_target_write(md_target *target, uint32_t unit, uint64_t offset,
@@ -25,8 +34,9 @@ RT_MUST_CHECK rt_status md_target_write(md_target *target, uint32_t unit, uint64
 RT_MUST_CHECK rt_status md_target_sync(md_target *target, uint32_t pack, rt_err *err);
 
 /* Reads a unit back from the disk and compares it with unit->hash.
- *   Errors  RT_EIO      cannot be read
- *           RT_EFORMAT  other bytes than were written: names the record */
+ *   Errors  RT_EIO      cannot be read, or its pack is missing
+ *           RT_EFORMAT  other bytes than were written
+ *           both name the record and its pack; RT_ENOMEM */
 RT_MUST_CHECK rt_status md_target_verify(md_target *target, uint32_t unit, rt_err *err);
 
 /* Writes index and header of every pack; all units are done. */

@@ -484,7 +484,71 @@ static void a_folder_with_foreign_files_is_not_written_over(void **state)
     free(temp_dir_write(o.dir, "t/dense.bin", "precious", 8));
     expect_failure(&o.spec, RT_EINVAL, "dense.bin");
     assert_int_equal(count_files(o.target), 1);
-    odd_end(&o, RT_EINVAL, "choose another", false);
+    o.spec.dry_run = true;
+    odd_end(&o, RT_EINVAL, "choose another TARGET", false);
+}
+
+static void another_checkpoint_is_not_written_over(void **state)
+{
+    odd o = odd_begin();
+
+    (void)state;
+    assert_int_equal(mkdir(o.target, 0755), 0);
+    test_folder_copy(MOESAIC_FIXTURES "/wide-bf16", o.target);
+    expect_failure(&o.spec, RT_EINVAL, "(config.json, ");
+    expect_failure(&o.spec, RT_EINVAL, "choose another TARGET");
+    expect_same_files(MOESAIC_FIXTURES "/wide-bf16", o.target);
+    odd_end(&o, RT_EINVAL, ".safetensors, ...)", false);
+}
+
+static void whatever_lies_in_the_target_is_named(void **state)
+{
+    static const char *const names[] = {"t/notes.txt", "t/.hidden", "t/experts-001.bin",
+                                        "t/model.safetensors"};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        odd o = odd_begin();
+
+        free(temp_dir_write(o.dir, names[i], "x", 1));
+        odd_end(&o, RT_EINVAL, names[i] + 2, false);
+    }
+}
+
+static void an_empty_folder_and_a_fresh_filesystem_are_new_targets(void **state)
+{
+    odd o = odd_begin();
+    char *lost = rt_path_join(o.target, "lost+found");
+
+    (void)state;
+    assert_int_equal(mkdir(o.target, 0755), 0);
+    assert_int_equal(mkdir(lost, 0755), 0);
+    /* A conversion that died before its ledger's header was whole. */
+    free(temp_dir_write(o.dir, "t/" MD_LEDGER_NAME, "MOELE", 5));
+    convert_ok(&o.spec, 1);
+    assert_int_equal(rmdir(lost), 0);
+    free(lost);
+    o.spec.expert_format = KN_F32;
+    odd_end(&o, RT_EINVAL, "choose another TARGET", false);
+}
+
+static void a_container_is_no_source(void **state)
+{
+    odd o = odd_begin();
+    char *other = fresh(o.dir, "other"), *half = fresh(o.dir, "half");
+    md_convert_spec spec = o.spec;
+
+    (void)state;
+    convert_ok(&spec, 1);
+    spec.source = o.target;
+    spec.target = other;
+    expect_failure(&spec, RT_EINVAL, "is a container already");
+    free(temp_dir_write(o.dir, "half/" MD_LEDGER_NAME, "x", 1));
+    o.spec.source = half;
+    o.spec.target = other;
+    odd_end(&o, RT_EINVAL, "unfinished conversion", false);
+    free(other);
+    free(half);
 }
 
 static void source_and_target_must_be_two_directories(void **state)
@@ -495,6 +559,23 @@ static void source_and_target_must_be_two_directories(void **state)
     (void)state;
     spec.target = o.source;
     expect_failure(&spec, RT_EINVAL, "same directory");
+    {
+        char *link = fresh(o.dir, "link"), *around = rt_path_join(o.source, "./../");
+        char *name = strrchr(o.source, '/') + 1, *relative = rt_path_join(around, name);
+
+        spec.target = relative;
+        expect_failure(&spec, RT_EINVAL, "same directory");
+        assert_int_equal(symlink(o.source, link), 0);
+        spec.target = link;
+        expect_failure(&spec, RT_EINVAL, "same directory");
+        assert_int_equal(unlink(link), 0);
+        assert_int_equal(symlink("nothing", link), 0);
+        expect_failure(&spec, RT_EINVAL, "symbolic link to what is not there");
+        assert_int_equal(unlink(link), 0);
+        free(relative);
+        free(around);
+        free(link);
+    }
     spec = o.spec;
     spec.source = MOESAIC_FIXTURES "/README.md";
     expect_failure(&spec, RT_EINVAL, "expected a directory");
@@ -511,9 +592,32 @@ static void a_target_whose_parent_is_missing_is_an_io_error(void **state)
 
     (void)state;
     free(o.target);
-    o.target = rt_path_join(o.dir, "no/such/parent");
+    o.target = rt_path_join(o.dir, "no/such/parent//");
     o.spec.target = o.target;
-    odd_end(&o, RT_EIO, "no/such/parent", true);
+    expect_failure(&o.spec, RT_EIO, "no/such does not exist: create it first");
+    o.spec.dry_run = true;
+    odd_end(&o, RT_EIO, "no/such does not exist", true);
+}
+
+static void where_nothing_can_be_written_a_dry_run_says_so(void **state)
+{
+    odd o = odd_begin();
+
+    (void)state;
+    if (geteuid() == 0) { /* may write anywhere */
+        o.spec.target = MOESAIC_FIXTURES "/README.md/t";
+        odd_end(&o, RT_EIO, "README.md", true);
+        return;
+    }
+    assert_int_equal(chmod(o.dir, 0555), 0);
+    o.spec.dry_run = true;
+    expect_failure(&o.spec, RT_EIO, "nothing can be written there");
+    o.spec.dry_run = false;
+    expect_failure(&o.spec, RT_EIO, "nothing can be written there");
+    assert_int_equal(chmod(o.dir, 0755), 0);
+    assert_int_equal(mkdir(o.target, 0555), 0);
+    expect_failure(&o.spec, RT_EIO, "nothing can be written there");
+    odd_end(&o, RT_EIO, "nothing can be written there", false);
 }
 
 static void a_running_conversion_keeps_others_out(void **state)
@@ -617,6 +721,11 @@ int main(void)
         cmocka_unit_test(a_generation_config_that_no_reader_takes_is_found_at_once),
         cmocka_unit_test(too_little_memory_for_one_record_is_refused),
         cmocka_unit_test(a_folder_with_foreign_files_is_not_written_over),
+        cmocka_unit_test(another_checkpoint_is_not_written_over),
+        cmocka_unit_test(whatever_lies_in_the_target_is_named),
+        cmocka_unit_test(an_empty_folder_and_a_fresh_filesystem_are_new_targets),
+        cmocka_unit_test(a_container_is_no_source),
+        cmocka_unit_test(where_nothing_can_be_written_a_dry_run_says_so),
         cmocka_unit_test(source_and_target_must_be_two_directories),
         cmocka_unit_test(a_target_whose_parent_is_missing_is_an_io_error),
         cmocka_unit_test(a_running_conversion_keeps_others_out),

@@ -38,6 +38,7 @@ typedef enum {
     HAPPENS_ERROR,      /* the step fails with `error`, and all after it work */
     HAPPENS_ERRORS,     /* the step and all after it fail */
     HAPPENS_SIGNAL,     /* SIGINT arrives; the step works */
+    HAPPENS_CORRUPTION, /* a write of a kilobyte or more brings other bytes to the disk */
 } happening;
 
 static struct {
@@ -100,6 +101,8 @@ static bool step_fails(void)
     case HAPPENS_SIGNAL:
         (void)raise(SIGINT);
         return false;
+    case HAPPENS_CORRUPTION:
+        return false; /* only writes know how */
     default:
         errno = plan.error;
         return true;
@@ -148,9 +151,18 @@ static void forget(int fd)
 
 ssize_t __wrap_pwrite(int fd, const void *data, size_t bytes, off_t offset)
 {
+    bool corrupt = plan.what == HAPPENS_CORRUPTION && plan.steps == plan.at && bytes >= 1024;
+    ssize_t wrote;
+
     if (step_fails()) return -1;
     remember(fd, bytes, offset);
-    return __real_pwrite(fd, data, bytes, offset);
+    wrote = __real_pwrite(fd, data, bytes, offset);
+    if (corrupt && wrote > 0) {
+        uint8_t byte = (uint8_t) ~*(const uint8_t *)data;
+
+        (void)!__real_pwrite(fd, &byte, 1, offset);
+    }
+    return wrote;
 }
 
 /* The data need not reach a real disk: nobody cuts this machine's power. */
@@ -462,31 +474,155 @@ static void a_resumed_conversion_refuses_other_options_and_other_sources(void **
     take_up(&g);
 }
 
-/* A record that the disk gives back wrong must keep its shard. */
-static void consume_keeps_the_shards_of_a_record_that_reads_back_wrong(void **state)
+/* ---- what the ledger names is not there any more ---- */
+
+typedef enum { LOSS_MISSING, LOSS_EMPTY, LOSS_SHORT, LOSS_LONG, LOSS_BYTES, LOSS_COUNT } loss;
+
+static void inflict(const ground *g, const char *name, loss what)
 {
-    ground g = {0};
-    char *pack;
-    run_result broken;
+    char *pack = rt_path_join(g->target, name);
     uint8_t zeros[64] = {0};
-    int fd;
+    int fd = open(pack, O_RDWR);
+
+    assert_true(fd >= 0);
+    switch (what) {
+    case LOSS_MISSING:
+        assert_int_equal(__real_unlink(pack), 0);
+        break;
+    case LOSS_EMPTY:
+        assert_int_equal(__real_ftruncate(fd, 0), 0);
+        break;
+    case LOSS_SHORT:
+        assert_int_equal(__real_ftruncate(fd, 4096 + 100), 0);
+        break;
+    case LOSS_LONG:
+        assert_int_equal(__real_ftruncate(fd, 1 << 24), 0);
+        break;
+    default:
+        assert_int_equal(__real_pwrite(fd, zeros, sizeof(zeros), 4096), sizeof(zeros));
+        break;
+    }
+    close(fd);
+    free(pack);
+}
+
+static void records_that_were_lost_are_converted_again(void **state)
+{
+    static const char *const packs[] = {"experts-001.bin", "dense.bin"};
+    ground g = {0};
+
+    (void)state;
+    lay(&g, false);
+    g.whole = run(&g.spec, 1, HAPPENS_NOTHING, 0, 0);
+    for (int what = 0; what < LOSS_COUNT; what++) {
+        for (int consume = 0; consume < 2; consume++) {
+            for (size_t p = 0; p < sizeof(packs) / sizeof(packs[0]); p++) {
+                lay(&g, false);
+                (void)run(&g.spec, 1, HAPPENS_KILL, g.whole.steps * 3 / 4, 0);
+                inflict(&g, packs[p], (loss)what);
+                g.spec.consume = consume != 0;
+                expect_resumed(&g, HAPPENS_KILL, what);
+            }
+        }
+    }
+    take_up(&g);
+}
+
+/* Converts without forking, for its error and its result. */
+static rt_status convert_here(const md_convert_spec *spec, md_convert_result *result, rt_err *err)
+{
+    rt_team_spec team_spec = {0};
+    rt_team *team = NULL;
+    rt_status status;
+
+    plan.what = HAPPENS_NOTHING;
+    assert_int_equal(rt_team_create(&team_spec, &team, NULL), RT_OK);
+    status = md_convert(spec, team, result, err);
+    rt_team_free(team);
+    return status;
+}
+
+static void a_dry_run_counts_what_was_lost_and_changes_nothing(void **state)
+{
+    md_convert_result before = {0}, after = {0};
+    ground g = {0};
 
     (void)state;
     lay(&g, false);
     g.whole = run(&g.spec, 1, HAPPENS_NOTHING, 0, 0);
     lay(&g, false);
     (void)run(&g.spec, 1, HAPPENS_KILL, g.whole.steps * 3 / 4, 0);
-    /* Behind the ledger's back a durable record changes: the disk is bad. */
-    pack = rt_path_join(g.target, "experts-001.bin");
-    fd = open(pack, O_RDWR);
-    assert_int_equal(__real_pwrite(fd, zeros, sizeof(zeros), 4096), sizeof(zeros));
-    close(fd);
-    g.spec.consume = true;
-    broken = run(&g.spec, 1, HAPPENS_NOTHING, 0, 0);
-    assert_int_equal(broken.exit_code, 100 + RT_EFORMAT);
-    assert_true(test_file_exists(g.source, "model-00001-of-00002.safetensors") ||
-                test_file_exists(g.source, "model-00002-of-00002.safetensors"));
-    free(pack);
+    g.spec.dry_run = true;
+    assert_int_equal(convert_here(&g.spec, &before, NULL), RT_OK);
+    assert_true(before.records_resumed > 0);
+    assert_int_equal(before.records_lost, 0);
+    inflict(&g, "experts-001.bin", LOSS_MISSING);
+    assert_int_equal(convert_here(&g.spec, &after, NULL), RT_OK);
+    assert_true(after.records_lost > 0);
+    assert_int_equal(after.records_lost + after.records_resumed, before.records_resumed);
+    assert_false(test_file_exists(g.target, "experts-001.bin"));
+    take_up(&g);
+}
+
+static void lost_records_whose_shards_were_consumed_are_named_with_them(void **state)
+{
+    static const char shard[] = "model-00001-of-00002.safetensors";
+    md_convert_result result;
+    ground g = {0};
+    rt_err err = {0};
+    int at;
+
+    (void)state;
+    lay(&g, true);
+    g.whole = run(&g.spec, 1, HAPPENS_NOTHING, 0, 0);
+    for (at = g.whole.steps / 4; at < g.whole.steps; at++) {
+        lay(&g, true);
+        (void)run(&g.spec, 1, HAPPENS_KILL, at, 0);
+        if (!test_file_exists(g.source, shard)) break;
+    }
+    assert_true(test_file_exists(g.target, MD_LEDGER_NAME));
+    inflict(&g, "experts-001.bin", LOSS_MISSING);
+    for (int twice = 0; twice < 2; twice++) {
+        assert_int_equal(convert_here(&g.spec, &result, &err), RT_EFORMAT);
+        assert_non_null(strstr(err.text, "layer 1 expert 0"));
+        assert_non_null(strstr(err.text, shard));
+        assert_non_null(strstr(err.text, "put these back"));
+    }
+    /* Put back, it goes on. */
+    {
+        char *back = rt_path_join(g.source, shard);
+
+        test_file_copy(MOESAIC_FIXTURES "/nano-fp8/model-00001-of-00002.safetensors", back);
+        free(back);
+    }
+    expect_resumed(&g, HAPPENS_KILL, at);
+    take_up(&g);
+}
+
+/* A record that the disk gives back wrong at once ends the run and keeps its shard; it is said once,
+ * and the next run mends it. */
+static void consume_keeps_the_shards_of_a_record_that_reads_back_wrong(void **state)
+{
+    ground g = {0};
+    int seen = 0;
+
+    (void)state;
+    lay(&g, true);
+    g.whole = run(&g.spec, 1, HAPPENS_NOTHING, 0, 0);
+    for (int at = 10; at < g.whole.steps; at += 7 * STEP) {
+        run_result broken;
+
+        lay(&g, true);
+        broken = run(&g.spec, 1, HAPPENS_CORRUPTION, at, 0);
+        if (broken.exit_code == 0) continue; /* it was no record's bytes, or none at all */
+        if (broken.exit_code != 100 + RT_EFORMAT)
+            fail_msg("step %d: ended with %d", at, broken.exit_code);
+        assert_true(test_file_exists(g.source, "model-00001-of-00002.safetensors") ||
+                    test_file_exists(g.source, "model-00002-of-00002.safetensors"));
+        expect_resumed(&g, HAPPENS_CORRUPTION, at);
+        seen++;
+    }
+    assert_true(seen > 3);
     take_up(&g);
 }
 
@@ -501,6 +637,9 @@ int main(void)
         cmocka_unit_test(killed_with_several_threads_it_resumes_to_the_same_model),
         cmocka_unit_test(a_shard_that_is_gone_and_still_needed_is_named),
         cmocka_unit_test(a_resumed_conversion_refuses_other_options_and_other_sources),
+        cmocka_unit_test(records_that_were_lost_are_converted_again),
+        cmocka_unit_test(a_dry_run_counts_what_was_lost_and_changes_nothing),
+        cmocka_unit_test(lost_records_whose_shards_were_consumed_are_named_with_them),
         cmocka_unit_test(consume_keeps_the_shards_of_a_record_that_reads_back_wrong),
     };
 

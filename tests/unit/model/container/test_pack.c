@@ -306,19 +306,54 @@ static void interrupted_pack_is_continued(void **state)
     temp_dir_remove(f.dir);
 }
 
-static void file_of_another_size_is_not_continued(void **state)
+static void file_of_another_size_gets_its_size_and_loses_its_header(void **state)
 {
-    md_pack_writer *pack = NULL;
+    static const off_t sizes[] = {5, 4096, 1 << 20};
     fixture f;
     rt_err err;
 
     (void)state;
     setup(&f);
-    put(f.path, "other", 5);
-    assert_int_equal(md_pack_create(f.path, f.entries, RECORDS, &pack, &err), RT_EIO);
-    assert_non_null(strstr(err.text, "20480"));
-    assert_non_null(strstr(err.text, "found 5"));
+    write_finished(&f);
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        struct stat info;
+
+        assert_int_equal(truncate(f.path, sizes[i]), 0);
+        md_pack_writer_free(create(&f));
+        assert_int_equal(stat(f.path, &info), 0);
+        assert_int_equal(info.st_size, f.file_bytes);
+        assert_int_equal(open_status(f.path, &err), RT_EFORMAT);
+    }
+    temp_dir_remove(f.dir);
+}
+
+static void looking_changes_nothing_and_reads_what_is_there(void **state)
+{
+    md_pack_writer *pack = NULL;
+    md_hash128 hash = {0};
+    struct stat info;
+    fixture f;
+    rt_err err = {0};
+
+    (void)state;
+    setup(&f);
+    assert_int_equal(md_pack_look(f.path, f.entries, RECORDS, &pack, &err), RT_OK);
     assert_null(pack);
+    assert_int_not_equal(stat(f.path, &info), 0);
+    write_finished(&f);
+    assert_int_equal(truncate(f.path, (off_t)f.entries[RECORDS - 1].offset), 0);
+    assert_int_equal(md_pack_look(f.path, f.entries, RECORDS, &pack, &err), RT_OK);
+    assert_non_null(pack);
+    for (int i = 0; i < RECORDS - 1; i++) {
+        assert_int_equal(md_pack_hash(pack, &f.entries[i], &hash, &err), RT_OK);
+        assert_memory_equal(&hash, &f.entries[i].hash, sizeof(hash));
+    }
+    assert_int_equal(md_pack_hash(pack, &f.entries[RECORDS - 1], &hash, &err), RT_EIO);
+    md_pack_writer_free(pack);
+    assert_int_equal(stat(f.path, &info), 0);
+    assert_int_equal(info.st_size, f.entries[RECORDS - 1].offset);
+    assert_int_equal(md_pack_look(f.dir, f.entries, RECORDS, &pack, &err), RT_EIO);
+    assert_non_null(strstr(err.text, "regular file"));
     temp_dir_remove(f.dir);
 }
 
@@ -574,7 +609,8 @@ int main(void)
         cmocka_unit_test(hash_is_read_back_from_the_file),
         cmocka_unit_test(unfinished_pack_is_not_opened),
         cmocka_unit_test(interrupted_pack_is_continued),
-        cmocka_unit_test(file_of_another_size_is_not_continued),
+        cmocka_unit_test(file_of_another_size_gets_its_size_and_loses_its_header),
+        cmocka_unit_test(looking_changes_nothing_and_reads_what_is_there),
         cmocka_unit_test(create_names_what_it_cannot_make),
         cmocka_unit_test(failed_sync_is_an_error),
         cmocka_unit_test(failed_allocations_are_errors),

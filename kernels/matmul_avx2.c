@@ -42,7 +42,7 @@ KN_AVX2_INLINE __m256 chain_step(__m256 acc, __m256 scale_w, float scale_x, __m2
 
 /* `lines` lines of 8 inputs (2 or 4) for T tokens, summed in 16 bits, added to sum. */
 KN_AVX2_INLINE void q4_lines(__m256i (*sum)[2], const uint8_t *w, const int8_t *x, size_t x_stride,
-                             int lines, size_t ahead, int T)
+                             int lines, kn_tile_ahead *ahead, int T)
 {
     const __m256i low = _mm256_set1_epi8(15), one = _mm256_set1_epi16(1);
     __m256i h[4][2];
@@ -54,7 +54,7 @@ KN_AVX2_INLINE void q4_lines(__m256i (*sum)[2], const uint8_t *w, const int8_t *
         __m256i b0 = _mm256_and_si256(_mm256_srli_epi16(v0, 4), low);
         __m256i b1 = _mm256_and_si256(_mm256_srli_epi16(v1, 4), low);
 
-        kn_prefetch(w, ahead);
+        kn_prefetch(ahead);
         KN_UNROLL
         for (int t = 0; t < T; t++) {
             const int8_t *xt = x + (size_t)t * x_stride;
@@ -81,7 +81,7 @@ KN_AVX2_INLINE void q4_lines(__m256i (*sum)[2], const uint8_t *w, const int8_t *
 }
 
 KN_AVX2_INLINE void q4_tile(const uint8_t *w, const kn_rows *x, uint32_t s, float *out,
-                            size_t out_stride, size_t ahead, uint32_t group, int T)
+                            size_t out_stride, kn_tile_ahead ahead, uint32_t group, int T)
 {
     const int lines = group == 16 ? 2 : 4;
     uint32_t groups = kn_groups(x->cols, group);
@@ -99,11 +99,12 @@ KN_AVX2_INLINE void q4_tile(const uint8_t *w, const kn_rows *x, uint32_t s, floa
         __m256i sum[4][2];
 
         w += KN_SCALE_BYTES;
+        ahead.at += ahead.scales;
         KN_UNROLL
         for (int t = 0; t < T; t++)
             sum[t][0] = sum[t][1] = _mm256_set1_epi32(-8 * offset[(size_t)t * groups + g]);
         for (uint32_t k = 0; k < group; k += 8 * (uint32_t)lines) {
-            q4_lines(sum, w, q, x_stride, lines, ahead, T);
+            q4_lines(sum, w, q, x_stride, lines, &ahead, T);
             w += KN_LINE_BYTES * lines;
             q += 8 * lines;
         }
@@ -127,7 +128,7 @@ KN_AVX2_INLINE void q4_tile(const uint8_t *w, const kn_rows *x, uint32_t s, floa
  * the rows after the other: four tokens then fit the registers, and the activations are read twice,
  * which is free. */
 KN_AVX2_INLINE void q8_lines(__m256i (*sum)[2], const uint8_t *w, const int8_t *x, size_t x_stride,
-                             size_t ahead, int T)
+                             kn_tile_ahead *ahead, int T)
 {
     const __m256i low = _mm256_set1_epi8(15), top = _mm256_set1_epi8(8);
     const __m256i one = _mm256_set1_epi16(1), sixteen = _mm256_set1_epi16(16);
@@ -143,7 +144,7 @@ KN_AVX2_INLINE void q8_lines(__m256i (*sum)[2], const uint8_t *w, const int8_t *
             __m256i vb = _mm256_and_si256(_mm256_srli_epi16(v, 4), low);
 
             vb = _mm256_xor_si256(vb, top);
-            if (i == 0) kn_prefetch(w + KN_LINE_BYTES * j, ahead);
+            if (i == 0) kn_prefetch(ahead);
             KN_UNROLL
             for (int t = 0; t < T; t++) {
                 __m256i xa = _mm256_set1_epi32(kn_load_i32(x + (size_t)t * x_stride + 4 * j));
@@ -164,7 +165,7 @@ KN_AVX2_INLINE void q8_lines(__m256i (*sum)[2], const uint8_t *w, const int8_t *
 }
 
 KN_AVX2_INLINE void q8_tile(const uint8_t *w, const kn_rows *x, uint32_t s, float *out,
-                            size_t out_stride, size_t ahead, int T)
+                            size_t out_stride, kn_tile_ahead ahead, int T)
 {
     uint32_t group = x->group, groups = kn_groups(x->cols, group);
     size_t x_stride = (size_t)groups * group;
@@ -181,11 +182,12 @@ KN_AVX2_INLINE void q8_tile(const uint8_t *w, const kn_rows *x, uint32_t s, floa
         __m256i sum[4][2];
 
         w += KN_SCALE_BYTES;
+        ahead.at += ahead.scales;
         KN_UNROLL
         for (int t = 0; t < T; t++)
             sum[t][0] = sum[t][1] = _mm256_set1_epi32(-128 * offset[(size_t)t * groups + g]);
         for (uint32_t k = 0; k < group; k += 16) {
-            q8_lines(sum, w, q, x_stride, ahead, T);
+            q8_lines(sum, w, q, x_stride, &ahead, T);
             w += 4 * KN_LINE_BYTES;
             q += 16;
         }
@@ -207,7 +209,7 @@ KN_AVX2_INLINE void q8_tile(const uint8_t *w, const kn_rows *x, uint32_t s, floa
 
 #define Q4_KERNEL(group, T)                                                                        \
     KN_AVX2_FN static void q4_g##group##_t##T(const uint8_t *tile, const kn_rows *x, uint32_t s,   \
-                                              float *out, size_t out_stride, size_t ahead)         \
+                                              float *out, size_t out_stride, kn_tile_ahead ahead)  \
     {                                                                                              \
         q4_tile(tile, x, s, out, out_stride, ahead, group, T);                                     \
     }
@@ -219,7 +221,7 @@ Q4_KERNELS(64)
 
 #define Q8_KERNEL(T)                                                                               \
     KN_AVX2_FN static void q8_t##T(const uint8_t *tile, const kn_rows *x, uint32_t s, float *out,  \
-                                   size_t out_stride, size_t ahead)                                \
+                                   size_t out_stride, kn_tile_ahead ahead)                         \
     {                                                                                              \
         q8_tile(tile, x, s, out, out_stride, ahead, T);                                            \
     }

@@ -24,11 +24,11 @@ KN_AVX512_INLINE __m512i broadcast4(const int8_t *at)
 
 /* Adds one line (q4: 8 inputs, q8: 4) to the sums of T tokens. */
 KN_AVX512_INLINE void int_line(__m512i (*sum)[2], const uint8_t *w, const int8_t *x,
-                               size_t x_stride, int j, size_t ahead, bool q4, int T)
+                               size_t x_stride, int j, kn_tile_ahead *ahead, bool q4, int T)
 {
     __m512i v = load_line512(w);
 
-    kn_prefetch(w, ahead);
+    kn_prefetch(ahead);
     if (q4) {
         const __m512i low = _mm512_set1_epi8(15);
         __m512i a = _mm512_and_si512(v, low);
@@ -54,7 +54,7 @@ KN_AVX512_INLINE void int_line(__m512i (*sum)[2], const uint8_t *w, const int8_t
 }
 
 KN_AVX512_INLINE void int_tile(const uint8_t *w, const kn_rows *x, uint32_t s, float *out,
-                               size_t out_stride, size_t ahead, bool q4, int T)
+                               size_t out_stride, kn_tile_ahead ahead, bool q4, int T)
 {
     const uint32_t group = x->group, per_line = q4 ? 8 : 4;
     uint32_t groups = kn_groups(x->cols, group);
@@ -72,14 +72,15 @@ KN_AVX512_INLINE void int_tile(const uint8_t *w, const kn_rows *x, uint32_t s, f
         __m512i sum[KN_TOKENS_MAX][2];
 
         w += KN_SCALE_BYTES;
+        ahead.at += ahead.scales;
         KN_UNROLL
         for (int t = 0; t < T; t++) {
             sum[t][0] = _mm512_set1_epi32((q4 ? -8 : -128) * offset[(size_t)t * groups + g]);
             sum[t][1] = _mm512_setzero_si512();
         }
         for (uint32_t k = 0; k < group; k += 2 * per_line) {
-            int_line(sum, w, q, x_stride, 0, ahead, q4, T);
-            int_line(sum, w + KN_LINE_BYTES, q + per_line, x_stride, 1, ahead, q4, T);
+            int_line(sum, w, q, x_stride, 0, &ahead, q4, T);
+            int_line(sum, w + KN_LINE_BYTES, q + per_line, x_stride, 1, &ahead, q4, T);
             w += 2 * KN_LINE_BYTES;
             q += 2 * per_line;
         }
@@ -98,12 +99,12 @@ KN_AVX512_INLINE void int_tile(const uint8_t *w, const kn_rows *x, uint32_t s, f
 
 #define INT_KERNEL(T)                                                                              \
     KN_AVX512_FN static void q4_t##T(const uint8_t *tile, const kn_rows *x, uint32_t s,            \
-                                     float *out, size_t out_stride, size_t ahead)                  \
+                                     float *out, size_t out_stride, kn_tile_ahead ahead)           \
     {                                                                                              \
         int_tile(tile, x, s, out, out_stride, ahead, true, T);                                     \
     }                                                                                              \
     KN_AVX512_FN static void q8_t##T(const uint8_t *tile, const kn_rows *x, uint32_t s,            \
-                                     float *out, size_t out_stride, size_t ahead)                  \
+                                     float *out, size_t out_stride, kn_tile_ahead ahead)           \
     {                                                                                              \
         int_tile(tile, x, s, out, out_stride, ahead, false, T);                                    \
     }
@@ -148,6 +149,12 @@ KN_AVX512_INLINE void float_tiles(const kn_float_job *job, bool bf16, int T, int
                                                      (size_t)n * KN_TILE_ROWS);
     }
     for (size_t k = 0; k < job->cols; k++) {
+        __m512 x[KN_FLOAT_TOKENS];
+
+        KN_UNROLL
+        for (int t = 0; t < T; t++)
+            x[t] = _mm512_set1_ps(job->x[(size_t)t * job->x_stride + k]);
+        __builtin_prefetch(job->ahead + k * (bf16 ? 32 : 64));
         KN_UNROLL
         for (int n = 0; n < N; n++) {
             const uint8_t *at = job->tile + (size_t)n * job->tile_bytes + k * (bf16 ? 32 : 64);
@@ -161,8 +168,7 @@ KN_AVX512_INLINE void float_tiles(const kn_float_job *job, bool bf16, int T, int
                 w = _mm512_loadu_ps((const void *)at);
             KN_UNROLL
             for (int t = 0; t < T; t++)
-                acc[n][t] = _mm512_fmadd_ps(_mm512_set1_ps(job->x[(size_t)t * job->x_stride + k]),
-                                            w, acc[n][t]);
+                acc[n][t] = _mm512_fmadd_ps(x[t], w, acc[n][t]);
         }
     }
     KN_UNROLL

@@ -77,7 +77,7 @@ KN_AVXVNNI_INLINE void q8_line(tile_sums *sum, const uint8_t *w, const int8_t *x
 }
 
 KN_AVXVNNI_INLINE void int_tile(const uint8_t *w, const kn_rows *x, uint32_t s, float *out,
-                                size_t out_stride, size_t ahead, bool q4, int T)
+                                size_t out_stride, kn_tile_ahead ahead, bool q4, int T)
 {
     const uint32_t group = x->group, per_line = q4 ? 8 : 4;
     uint32_t groups = kn_groups(x->cols, group);
@@ -97,6 +97,7 @@ KN_AVXVNNI_INLINE void int_tile(const uint8_t *w, const kn_rows *x, uint32_t s, 
         tile_sums sum[VNNI_TOKENS];
 
         w += KN_SCALE_BYTES;
+        ahead.at += ahead.scales;
         KN_UNROLL
         for (int t = 0; t < T; t++) {
             KN_UNROLL
@@ -109,7 +110,7 @@ KN_AVXVNNI_INLINE void int_tile(const uint8_t *w, const kn_rows *x, uint32_t s, 
         for (uint32_t k = 0; k < group; k += 2 * per_line) {
             KN_UNROLL
             for (int j = 0; j < 2; j++, w += KN_LINE_BYTES, q += per_line) {
-                kn_prefetch(w, ahead);
+                kn_prefetch(&ahead);
                 if (q4)
                     q4_line(sum, w, q, x_stride, T);
                 else
@@ -140,12 +141,12 @@ KN_AVXVNNI_INLINE void int_tile(const uint8_t *w, const kn_rows *x, uint32_t s, 
 
 #define INT_KERNEL(T)                                                                              \
     KN_AVXVNNI_FN static void q4_t##T(const uint8_t *tile, const kn_rows *x, uint32_t s,           \
-                                      float *out, size_t out_stride, size_t ahead)                 \
+                                      float *out, size_t out_stride, kn_tile_ahead ahead)          \
     {                                                                                              \
         int_tile(tile, x, s, out, out_stride, ahead, true, T);                                     \
     }                                                                                              \
     KN_AVXVNNI_FN static void q8_t##T(const uint8_t *tile, const kn_rows *x, uint32_t s,           \
-                                      float *out, size_t out_stride, size_t ahead)                 \
+                                      float *out, size_t out_stride, kn_tile_ahead ahead)          \
     {                                                                                              \
         int_tile(tile, x, s, out, out_stride, ahead, false, T);                                    \
     }

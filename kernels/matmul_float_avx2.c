@@ -38,6 +38,7 @@ KN_AVX2_INLINE void float_tiles(const kn_float_job *job, bool bf16, int T, int N
         KN_UNROLL
         for (int t = 0; t < T; t++)
             x[t] = _mm256_broadcast_ss(job->x + (size_t)t * job->x_stride + k);
+        __builtin_prefetch(job->ahead + k * (bf16 ? 32 : 64));
         KN_UNROLL
         for (int n = 0; n < N; n++) {
             const uint8_t *tile = job->tile + (size_t)n * job->tile_bytes;

@@ -12,10 +12,45 @@
 
 enum { KN_SCALE_BYTES = KN_TILE_ROWS * 2, KN_LINE_BYTES = 64, KN_TOKENS_MAX = 8 };
 
-/* Writes out[t][0..16) at stride out_stride for tokens s .. s+T of x, T fixed per kernel. Weights
- * `ahead` bytes further on are prefetched. */
+/* What is asked for ahead while a tile is used, and how far that moves on with a line of weights and
+ * with the scales of a group. An address, not a pointer: it may lie behind the matrix. */
+typedef struct {
+    uintptr_t at;
+    uint32_t line, scales;
+} kn_tile_ahead;
+
+static inline void kn_prefetch(kn_tile_ahead *ahead)
+{
+    __builtin_prefetch((const void *)ahead->at);
+    ahead->at += ahead->line;
+}
+
+/* Writes out[t][0..16) at stride out_stride for tokens s .. s+T of x, T fixed per kernel. */
 typedef void (*kn_tile_kernel)(const uint8_t *tile, const kn_rows *x, uint32_t s, float *out,
-                               size_t out_stride, size_t ahead);
+                               size_t out_stride, kn_tile_ahead ahead);
+
+/* When one block takes all tokens, weights are asked for a little ahead. With more blocks each asks
+ * for its part of the next tile, evenly over its run: memory then works all the time, not only
+ * during the first block. Where prefetching does not pay the line at hand is asked for. */
+static inline kn_tile_ahead kn_tile_ahead_of(const uint8_t *tile, size_t tile_bytes, size_t bytes,
+                                             uint32_t block, uint32_t blocks)
+{
+    kn_tile_ahead ahead = {(uintptr_t)tile, KN_LINE_BYTES, KN_SCALE_BYTES};
+    uint32_t parts = 1;
+
+    if (bytes == 0) return ahead;
+    if (blocks == 1) {
+        ahead.at += bytes;
+        return ahead;
+    }
+    /* A power of two, so that a part of a line is whole; 32 leaves a byte of the scales. */
+    while (parts < 32 && 2 * parts <= blocks)
+        parts *= 2;
+    ahead.at += tile_bytes + tile_bytes / parts * block;
+    ahead.line /= parts;
+    ahead.scales /= parts;
+    return ahead;
+}
 
 /* kernel[T - 1] for T = 1 .. tokens. A last tile of fewer than 16 rows goes through a buffer:
  * outputs beyond the matrix are not the caller's to lose. */
@@ -25,7 +60,8 @@ static inline void kn_tiles_run(const kn_tile_kernel *kernel, uint32_t tokens, f
 {
     size_t tile_bytes = kn_qmat_tile_bytes(w->format, w->cols, w->group);
     const uint8_t *tile = (const uint8_t *)w->data + row_begin / KN_TILE_ROWS * tile_bytes;
-    size_t ahead = kn_prefetch_bytes();
+    size_t ahead_bytes = kn_prefetch_bytes();
+    uint32_t blocks = (x->rows + tokens - 1) / tokens;
     float buffer[KN_TOKENS_MAX][KN_TILE_ROWS];
 
     for (uint32_t n = row_begin; n < row_end; n += KN_TILE_ROWS, tile += tile_bytes) {
@@ -34,6 +70,8 @@ static inline void kn_tiles_run(const kn_tile_kernel *kernel, uint32_t tokens, f
         for (uint32_t s = 0; s < x->rows;) {
             uint32_t count = x->rows - s < tokens ? x->rows - s : tokens;
             float *out = y + s * y_stride + n;
+            kn_tile_ahead ahead =
+                kn_tile_ahead_of(tile, tile_bytes, ahead_bytes, s / tokens, blocks);
 
             if (live == KN_TILE_ROWS) {
                 kernel[count - 1](tile, x, s, out, y_stride, ahead);
@@ -45,11 +83,6 @@ static inline void kn_tiles_run(const kn_tile_kernel *kernel, uint32_t tokens, f
             s += count;
         }
     }
-}
-
-static inline void kn_prefetch(const uint8_t *at, size_t ahead)
-{
-    __builtin_prefetch((const void *)((uintptr_t)at + ahead));
 }
 
 /* 4 activations as one register lane; rows of q need no alignment. */
@@ -68,6 +101,7 @@ typedef struct {
     size_t tile_bytes;
     uint32_t cols, group;
     bool first;
+    const uint8_t *ahead; /* lines to ask for, as many as cols */
     const float *x;
     size_t x_stride;
     float *out;
@@ -117,6 +151,15 @@ static inline void kn_float_single(kn_float_job job, const kn_float_kernels *ker
     }
 }
 
+/* Each block of tokens asks for the inputs that come next in one of the tiles, so that memory works
+ * while the blocks compute; the rest ask for what is there. */
+static inline const uint8_t *kn_float_ahead(const uint8_t *at, size_t tile_bytes, size_t piece,
+                                            uint32_t block, uint32_t rows)
+{
+    if (kn_prefetch_bytes() == 0 || block >= rows / KN_TILE_ROWS) return at;
+    return at + block * tile_bytes + piece;
+}
+
 /* Outputs n .. n+rows of all tokens. */
 static inline void kn_float_columns(const kn_float_kernels *kernels, float *y, size_t y_stride,
                                     const kn_rows *x, const kn_qmat *w, uint32_t n, uint32_t rows)
@@ -125,12 +168,14 @@ static inline void kn_float_columns(const kn_float_kernels *kernels, float *y, s
     const uint8_t *tile = (const uint8_t *)w->data + n / KN_TILE_ROWS * tile_bytes;
     bool whole = kernels->col_bytes == 0 || x->rows <= kernels->tokens;
     uint32_t cols = whole ? w->cols : KN_FLOAT_COLS;
+    size_t piece = (size_t)cols * kernels->col_bytes;
 
     for (uint32_t k = 0; k < w->cols; k += cols) {
         for (uint32_t s = 0; s < x->rows; s += kernels->tokens) {
             uint32_t left = x->rows - s;
             uint32_t count = left < kernels->tokens ? left : kernels->tokens;
-            kn_float_job job = {.tile = tile + (size_t)k * kernels->col_bytes,
+            const uint8_t *at = tile + (size_t)k * kernels->col_bytes;
+            kn_float_job job = {.tile = at,
                                 .tile_bytes = tile_bytes,
                                 .cols = w->cols - k < cols ? w->cols - k : cols,
                                 .group = w->group,
@@ -140,6 +185,8 @@ static inline void kn_float_columns(const kn_float_kernels *kernels, float *y, s
                                 .out = y + s * y_stride + n,
                                 .out_stride = y_stride};
 
+            job.ahead =
+                whole ? at : kn_float_ahead(at, tile_bytes, piece, s / kernels->tokens, rows);
             if (rows == kernels->tiles[count - 1] * KN_TILE_ROWS)
                 kernels->many[count - 1](&job);
             else

@@ -6,9 +6,11 @@
 #include "base/team.h"
 #include "kernels/measure.h"
 
+#include <stdalign.h>
+
 /* Processor time of one member, on a line of its own. */
 typedef struct {
-    _Alignas(64) double seconds;
+    alignas(64) double seconds;
 } kn_measure_clock;
 
 struct kn_measure {

@@ -94,18 +94,19 @@ static rt_status decode(an_engine *engine, const app_generation_spec *spec, an_s
     }
 }
 
-/* What the half that ends now took, by a time of its own and by phases. */
-static void take_profile(const app_generation_spec *spec, uint64_t *begin_ns, uint32_t tokens,
+/* What the half that ends now took. */
+static void take_profile(const app_generation_spec *spec, uint64_t *processor_ns, uint32_t tokens,
                          app_profile_part *out)
 {
+    rt_clock processor = rt_clock_process();
     uint64_t now;
 
     if (spec->profile == NULL) return;
-    now = rt_clock_now(&spec->clock);
+    now = rt_clock_now(&processor);
     rt_profile_take(spec->profile, &out->counts);
-    out->wall_ns = now - *begin_ns;
+    out->processor_ns = now - *processor_ns;
     out->tokens = tokens;
-    *begin_ns = now;
+    *processor_ns = now;
 }
 
 /* TOKEN:3 the prompt in chunks, then a token at a time. */
@@ -113,7 +114,8 @@ rt_status app_generate(an_engine *engine, const app_generation_spec *spec, app_g
                        rt_err *err)
 {
     an_seq *seq = NULL;
-    uint64_t begin_ns;
+    rt_clock processor = rt_clock_process();
+    uint64_t processor_ns = rt_clock_now(&processor);
     rt_status status;
     float *logits;
 
@@ -122,12 +124,12 @@ rt_status app_generate(an_engine *engine, const app_generation_spec *spec, app_g
     logits = malloc((size_t)spec->vocab * sizeof(*logits));
     if (logits == NULL) return rt_fail(err, RT_ENOMEM, "logits of %u tokens", spec->vocab);
     status = an_seq_open(engine, &seq, err);
-    begin_ns = rt_clock_now(&spec->clock);
     if (spec->profile != NULL) rt_profile_start(spec->profile, &spec->clock);
     if (status == RT_OK) status = prefill(engine, spec, seq, logits, out, err);
-    take_profile(spec, &begin_ns, status == RT_OK ? spec->prompt_count : 0, &out->prefill_profile);
+    take_profile(spec, &processor_ns, status == RT_OK ? spec->prompt_count : 0,
+                 &out->prefill_profile);
     if (status == RT_OK) status = decode(engine, spec, seq, logits, out, err);
-    take_profile(spec, &begin_ns, out->decode_steps, &out->decode_profile);
+    take_profile(spec, &processor_ns, out->decode_steps, &out->decode_profile);
     an_seq_close(seq);
     free(logits);
     return status;

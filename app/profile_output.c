@@ -15,7 +15,7 @@ static double rate(const rt_phase_count *phase)
 
 static double share(const app_profile_part *part, const rt_phase_count *phase)
 {
-    return part->wall_ns > 0 ? (double)phase->ns / (double)part->wall_ns : 0;
+    return part->counts.wall_ns > 0 ? (double)phase->ns / (double)part->counts.wall_ns : 0;
 }
 
 /* What a half reads from memory; of a record that comes from disk the read and the use are two. */
@@ -64,8 +64,27 @@ void app_profile_sentence(const app_profile_part *part, char *text, size_t text_
 
 /* ---- for people ---- */
 
-static void print_part(const app_profile_part *part, const char *name, double read_bytes_s,
-                       FILE *out)
+/* How far the half was from what memory gives, and whether the processors were ours. */
+static void print_efficiency(const app_profile_part *part, const app_profile_report *report,
+                             FILE *out)
+{
+    double wall = seconds(part->counts.wall_ns),
+           thread = seconds(part->processor_ns) / report->threads;
+    double read = (double)memory_bytes(part);
+
+    if (wall <= 0 || thread <= 0) return;
+    fprintf(out, "moesaic: each of %u threads had a processor for %.0f %% of the time\n",
+            report->threads, 100 * thread / wall);
+    if (report->read_bytes_s <= 0) return;
+    read /= report->read_bytes_s;
+    fprintf(
+        out,
+        "moesaic: reading these bytes at the %.1f GB/s of this memory would take %.0f %% of the "
+        "time, %.0f %% of the processor time\n",
+        report->read_bytes_s * 1e-9, 100 * read / wall, 100 * read / thread);
+}
+
+static void print_part(const app_profile_part *part, const char *name, FILE *out)
 {
     double tokens = part->tokens;
     rt_phase order[RT_PHASE_COUNT];
@@ -74,7 +93,8 @@ static void print_part(const app_profile_part *part, const char *name, double re
 
     if (part->tokens == 0) return;
     fprintf(out, "moesaic: profile of %s: %u tokens in %.3f s, %.3f ms and %.1f MB each\n", name,
-            part->tokens, seconds(part->wall_ns), seconds(part->wall_ns) * 1e3 / tokens,
+            part->tokens, seconds(part->counts.wall_ns),
+            seconds(part->counts.wall_ns) * 1e3 / tokens,
             (double)memory_bytes(part) * 1e-6 / tokens);
     fprintf(out, "  %-22s %10s %8s %10s %8s\n", "phase", "ms/token", "share", "MB/token", "GB/s");
     for (uint32_t i = 0; i < count; i++) {
@@ -88,18 +108,13 @@ static void print_part(const app_profile_part *part, const char *name, double re
     }
     app_profile_sentence(part, sentence, sizeof(sentence));
     fprintf(out, "moesaic: %s\n", sentence);
-    if (read_bytes_s > 0 && part->wall_ns > 0)
-        fprintf(out,
-                "moesaic: these bytes at the %.1f GB/s at which this process reads memory would be "
-                "%.0f %% of the time\n",
-                read_bytes_s * 1e-9,
-                100 * (double)memory_bytes(part) / read_bytes_s / seconds(part->wall_ns));
 }
 
 void app_profile_print(const app_profile_report *report, FILE *out)
 {
-    print_part(&report->prefill, "prefill", 0, out);
-    print_part(&report->decode, "decode", report->read_bytes_s, out);
+    print_part(&report->prefill, "prefill", out);
+    print_part(&report->decode, "decode", out);
+    if (report->decode.tokens > 0) print_efficiency(&report->decode, report, out);
     if (report->remote_nodes > 0)
         fprintf(out,
                 "moesaic: the other %u node%s computed %.3f s and waited %.3f s for disks, all "
@@ -125,16 +140,17 @@ static json_t *part_json(const app_profile_part *part)
                                       (json_int_t)phase->bytes, "gb_s", rate(phase) * 1e-9));
     }
     app_profile_sentence(part, sentence, sizeof(sentence));
-    return json_pack("{s:i, s:f, s:I, s:o, s:s}", "tokens", (int)part->tokens, "wall_s",
-                     seconds(part->wall_ns), "bytes", (json_int_t)memory_bytes(part), "phases",
-                     phases, "sentence", sentence);
+    return json_pack("{s:i, s:f, s:f, s:I, s:o, s:s}", "tokens", (int)part->tokens, "wall_s",
+                     seconds(part->counts.wall_ns), "processor_s", seconds(part->processor_ns),
+                     "bytes", (json_int_t)memory_bytes(part), "phases", phases, "sentence",
+                     sentence);
 }
 
 json_t *app_profile_json(const app_profile_report *report)
 {
     return json_pack(
-        "{s:o, s:o, s:o, s:{s:i, s:f, s:f}}", "prefill", part_json(&report->prefill), "decode",
-        part_json(&report->decode), "read_gb_s",
+        "{s:i, s:o, s:o, s:o, s:{s:i, s:f, s:f}}", "threads", (int)report->threads, "prefill",
+        part_json(&report->prefill), "decode", part_json(&report->decode), "read_gb_s",
         report->read_bytes_s > 0 ? json_real(report->read_bytes_s * 1e-9) : json_null(), "remote",
         "nodes", (int)report->remote_nodes, "compute_s", seconds(report->remote_compute_ns),
         "disk_wait_s", seconds(report->remote_disk_ns));

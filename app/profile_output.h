@@ -13,13 +13,14 @@
 /* One of the two halves of a run. */
 typedef struct {
     rt_profile_counts counts;
-    uint64_t wall_ns; /* measured apart from the counts */
-    uint32_t tokens;  /* rows that went through the model; 0: the half did not take place */
+    uint64_t processor_ns; /* of all threads of this process */
+    uint32_t tokens;       /* rows that went through the model; 0: the half did not take place */
 } app_profile_part;
 
 typedef struct {
     app_profile_part prefill, decode;
     double read_bytes_s; /* that the team reads from memory; 0: not known */
+    uint32_t threads;    /* of the team, at least 1 */
     uint32_t remote_nodes;
     uint64_t remote_compute_ns, remote_disk_ns; /* summed over them, of the whole run */
 } app_profile_report;

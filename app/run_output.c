@@ -164,6 +164,7 @@ static app_profile_report profile_of(app_session *session, const app_generation 
 {
     app_profile_report report = {.prefill = generation->prefill_profile,
                                  .decode = generation->decode_profile,
+                                 .threads = rt_team_size(app_session_team(session)),
                                  .remote_nodes = app_session_nodes(session) - 1,
                                  .remote_compute_ns = t->remote_compute_ns,
                                  .remote_disk_ns = t->remote_wait_ns};

@@ -13,6 +13,9 @@ typedef struct rt_clock {
 
 rt_clock rt_clock_real(void); /* CLOCK_MONOTONIC */
 
+/* Processor time that all threads of this process have used. */
+rt_clock rt_clock_process(void);
+
 typedef struct {
     uint64_t ns;
 } rt_virtual_time;

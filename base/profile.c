@@ -34,6 +34,7 @@ void rt_profile_start(rt_profile *profile, const rt_clock *clock)
     memset(profile, 0, sizeof(*profile));
     profile->clock = *clock;
     profile->since_ns = rt_clock_now(clock);
+    profile->begin_ns = profile->since_ns;
 }
 
 /* Gives the time since the last count to the current phase. */
@@ -49,6 +50,8 @@ void rt_profile_take(rt_profile *profile, rt_profile_counts *out)
 {
     count(profile);
     *out = profile->counts;
+    out->wall_ns = profile->since_ns - profile->begin_ns;
+    profile->begin_ns = profile->since_ns;
     memset(&profile->counts, 0, sizeof(profile->counts));
 }
 

@@ -56,10 +56,12 @@ typedef struct {
 
 typedef struct {
     rt_phase_count phase[RT_PHASE_COUNT];
+    uint64_t wall_ns; /* that these counts cover; the sum of the phases' times */
 } rt_profile_counts;
 
 typedef struct rt_profile {
     rt_clock clock;
+    uint64_t begin_ns; /* of the counts */
     uint64_t since_ns; /* when the current phase began, or was last counted */
     rt_phase current;
     rt_profile_counts counts;

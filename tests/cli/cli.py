@@ -101,6 +101,8 @@ def check_the_phases_of_a_profile_add_up_to_the_wall():
         total = sum(phase["s"] for phase in part["phases"].values())
         want(part["tokens"] == tokens and 0.95 * part["wall_s"] <= total <= 1.05 * part["wall_s"],
              f"{half}: phases {total} s of {part['wall_s']} s", done)
+        want(part["wall_s"] >= 0.999 * out["timings"][f"{half}_s"] and part["processor_s"] > 0,
+             f"{half}: the profile covers all of {out['timings']}", done)
         for phase in ("router", "dispatch", "experts_ram", "attention_projections", "attention", "head",
                       "dense_mlp", "shared_expert"):
             want(part["phases"][phase]["s"] > 0, f"{half}: time of {phase} in {part}")

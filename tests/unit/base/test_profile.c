@@ -36,6 +36,7 @@ static void phases_add_up_to_the_time_that_passed(void **state)
     for (int i = 0; i < RT_PHASE_COUNT; i++)
         assert_int_equal(counts.phase[i].ns, expected[i]);
     assert_int_equal(rt_profile_total_ns(&counts), time.ns - 1000);
+    assert_int_equal(counts.wall_ns, time.ns - 1000);
 }
 
 static void a_nested_phase_takes_its_time_from_the_one_around_it(void **state)
@@ -81,6 +82,7 @@ static void taking_starts_again_from_zero_in_the_same_phase(void **state)
     rt_profile_take(&profile, &counts);
     assert_int_equal(counts.phase[RT_PHASE_HEAD].ns, 5);
     assert_int_equal(rt_profile_total_ns(&counts), 5);
+    assert_int_equal(counts.wall_ns, 5);
 }
 
 static void a_split_moves_time_and_keeps_the_sum(void **state)

@@ -121,6 +121,8 @@ static rt_status report_complete(const md_conversion *c, md_convert_result *resu
         };
         memcpy(result->model_id, md_container_get_info(container)->model_id,
                sizeof(result->model_id));
+        if (c->spec->consume)
+            md_directory_count_shards(c->spec->source, &result->shards_kept, &result->kept_bytes);
     }
     md_container_close(container);
     return status;
@@ -143,7 +145,11 @@ rt_status md_conversion_open_source(md_conversion *c, rt_err *err)
     if (unused > 0)
         rt_log_warn("convert", "%llu tensors of the source are not part of this model, %s for one",
                     (unsigned long long)unused, unknown);
-    if (c->spec->consume) RT_TRY(md_source_check_deletable(c->source, err));
+    if (!c->spec->consume) return RT_OK;
+    RT_TRY(md_source_check_deletable(c->source, err));
+    if (access(c->spec->source, W_OK | X_OK) != 0)
+        return rt_fail(err, RT_EIO, "--consume: nothing can be deleted in %s: %s", c->spec->source,
+                       strerror(errno));
     return RT_OK;
 }
 
@@ -181,7 +187,7 @@ uint64_t md_conversion_memory(const md_conversion *c)
     return c->spec->memory_bytes > 0 ? c->spec->memory_bytes : default_memory_bytes;
 }
 
-static rt_status check_memory(const md_conversion *c, rt_team *team, uint64_t *buffer_bytes,
+static rt_status check_memory(const md_conversion *c, rt_team *team, md_convert_result *result,
                               rt_err *err)
 {
     uint64_t needed = md_engine_unit_bytes(&c->plan, &c->files.config);
@@ -191,7 +197,9 @@ static rt_status check_memory(const md_conversion *c, rt_team *team, uint64_t *b
     if (needed <= md_conversion_memory(c)) {
         if (needed > 0 && units > md_conversion_memory(c) / needed)
             units = md_conversion_memory(c) / needed;
-        *buffer_bytes = units * needed;
+        result->records_at_once = units;
+        result->buffer_bytes = units * needed;
+        result->memory_bytes = md_conversion_memory(c);
         return RT_OK;
     }
     return rt_fail(err, RT_ENOMEM, "one record needs %s of buffers, allowed are %s",
@@ -274,15 +282,27 @@ static rt_status finish(md_conversion *c, rt_err *err)
     return md_ledger_remove(ledger, err);
 }
 
-static void fill_result(const md_conversion *c, md_convert_result *out)
+static rt_status fill_result(const md_conversion *c, md_convert_result *out, rt_err *err)
 {
+    const char *unused = NULL;
+
     *out = (md_convert_result){
         .source_bytes = md_source_bytes(c->source),
         .target_bytes = c->plan.target_bytes,
         .records_total = c->plan.count,
         .records_resumed = c->resumed,
         .records_lost = c->lost,
+        .tensors = md_source_tensor_count(c->source),
+        .tensors_unused = md_source_unused(c->source, &unused),
+        .needed_bytes = c->disk.needed_bytes,
+        .reserve_bytes = MD_DISK_RESERVE_BYTES,
+        .free_bytes = c->disk.free_bytes,
     };
+    for (uint32_t i = 0; i < md_source_shard_count(c->source); i++)
+        out->shards += md_source_shard_present(c->source, i);
+    return c->spec->consume ? md_disk_deletable(&c->plan, c->source, &out->shards_deletable,
+                                                &out->deletable_bytes, err)
+                            : RT_OK;
 }
 
 /* Whether a conversion may begin or go on here, and what of it is done. */
@@ -309,17 +329,17 @@ static rt_status convert(md_conversion *c, rt_team *team, md_convert_result *res
 
     RT_TRY(look_at_target(c, team, err));
     RT_TRY(md_conversion_open_source(c, err));
-    fill_result(c, result);
     RT_TRY(check_disk(c, err));
-    result->free_bytes = c->disk.free_bytes;
-    result->needed_bytes = c->disk.needed_bytes;
-    RT_TRY(check_memory(c, team, &result->buffer_bytes, err));
+    RT_TRY(fill_result(c, result, err));
+    RT_TRY(check_memory(c, team, result, err));
     if (c->spec->dry_run) return RT_OK;
     status = create_target(c, err);
     if (status == RT_OK) status = md_conversion_run_engine(c, team, "convert", &engine, err);
     if (status == RT_OK) status = finish(c, err);
     if (status == RT_ENOSPACE) explain_full_disk(c, err);
     if (status != RT_OK) return status;
+    if (c->spec->consume)
+        md_directory_count_shards(c->spec->source, &result->shards_kept, &result->kept_bytes);
     result->records_done = engine.records_done;
     result->shards_deleted = engine.shards_deleted;
     memcpy(result->model_id, c->info.model_id, sizeof(result->model_id));

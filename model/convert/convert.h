@@ -32,14 +32,24 @@ typedef struct {
 typedef struct {
     uint64_t source_bytes, target_bytes; /* planned */
     uint64_t records_total, records_done, records_resumed;
-    uint64_t records_lost; /* of those an interruption left: gone or damaged, converted again */
+    uint64_t records_lost;    /* of those an interruption left: gone or damaged, converted again */
+    uint64_t shards, tensors; /* of the source that are there */
+    uint64_t tensors_unused;  /* of them no part of this model */
     uint64_t shards_deleted;
-    uint64_t needed_bytes; /* of disk at the worst moment, beyond what is taken now */
-    uint64_t free_bytes;   /* on the target's filesystem before the run */
+    uint64_t shards_deletable, deletable_bytes; /* with consume: what it deletes, planned */
+    uint64_t shards_kept,
+        kept_bytes;         /* with consume: model*.safetensors that are still in source */
+    uint64_t needed_bytes;  /* of disk at the worst moment, beyond what is taken now */
+    uint64_t reserve_bytes; /* of needed_bytes: what is not known to the byte */
+    uint64_t free_bytes;    /* on the target's filesystem before the run */
+    uint64_t records_at_once;
     uint64_t buffer_bytes; /* of all units in flight, at most memory_bytes */
+    uint64_t memory_bytes; /* the bound */
     double seconds;
     uint8_t model_id[32];
     uint64_t mismatches; /* verify_only */
+    uint64_t
+        records_absent; /* verify_only: not held by this copy, compared by the manifest alone */
 } md_convert_result;
 
 /* Errors  RT_EFORMAT       the source is damaged or lacks a tensor (named; MTP and indexer

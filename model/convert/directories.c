@@ -184,7 +184,8 @@ void md_directory_count_shards(const char *dir, uint64_t *files, uint64_t *bytes
     while ((entry = readdir(stream)) != NULL) {
         struct stat info;
 
-        if (!is_shard(entry->d_name) || fstatat(dirfd(stream), entry->d_name, &info, 0) != 0)
+        if (strncmp(entry->d_name, "model", 5) != 0 || !is_shard(entry->d_name) ||
+            fstatat(dirfd(stream), entry->d_name, &info, 0) != 0)
             continue;
         *files += 1;
         *bytes += (uint64_t)info.st_size;

@@ -23,7 +23,7 @@ RT_MUST_CHECK rt_status md_directory_check_writable(const char *dir, rt_err *err
  * filesystem or a conversion that died in its first moments leaves. RT_EINVAL names what was found. */
 RT_MUST_CHECK rt_status md_directory_check_new(const char *dir, rt_err *err);
 
-/* The *.safetensors files of dir; zeros when it cannot be read. */
+/* The model*.safetensors files of dir; zeros when it cannot be read. */
 void md_directory_count_shards(const char *dir, uint64_t *files, uint64_t *bytes);
 
 #endif

@@ -10,8 +10,6 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
-enum { EXTRA_BYTES = 64 << 20 }; /* tokenizer image, manifest, config, ledger */
-
 typedef struct {
     const md_source *source;
     uint64_t *needs; /* per shard */
@@ -34,7 +32,7 @@ static void change_need(void *context, uint32_t tensor)
 rt_status md_disk_peak(const md_plan *plan, const md_source *source, bool consume, uint64_t *out,
                        rt_err *err)
 {
-    uint64_t total = md_target_file_bytes(plan, false) + EXTRA_BYTES;
+    uint64_t total = md_target_file_bytes(plan, false) + MD_DISK_RESERVE_BYTES;
     uint64_t written = 0, peak = 0, group_bytes = 0, group_begin = 0;
     shards s = {.source = source, .step = 1};
 
@@ -61,8 +59,28 @@ rt_status md_disk_peak(const md_plan *plan, const md_source *source, bool consum
         group_bytes = 0;
     }
     free(s.needs);
-    peak += MD_COMMIT_BYTES + EXTRA_BYTES;
+    peak += MD_COMMIT_BYTES + MD_DISK_RESERVE_BYTES;
     *out = peak < total ? peak : total;
+    return RT_OK;
+}
+
+rt_status md_disk_deletable(const md_plan *plan, const md_source *source, uint64_t *shard_count,
+                            uint64_t *bytes, rt_err *err)
+{
+    uint32_t total = md_source_shard_count(source);
+    shards s = {.source = source, .step = 1, .needs = calloc(total + 1, sizeof(*s.needs))};
+
+    if (s.needs == NULL) return rt_fail(err, RT_ENOMEM, "disk plan");
+    for (uint64_t i = 0; i < plan->count; i++)
+        md_plan_visit_tensors(&plan->units[i], change_need, &s);
+    *shard_count = 0;
+    *bytes = 0;
+    for (uint32_t i = 0; i < total; i++) {
+        if (s.needs[i] == 0 || !md_source_shard_present(source, i)) continue;
+        *shard_count += 1;
+        *bytes += md_source_shard_at(source, i)->bytes;
+    }
+    free(s.needs);
     return RT_OK;
 }
 

@@ -108,6 +108,24 @@ static void consuming_a_smaller_source_needs_the_difference(void **state)
     rig_close(&r);
 }
 
+static void deletable_are_the_shards_that_a_record_needs(void **state)
+{
+    rig r = rig_make(1000, 5000);
+    uint64_t shards = 0, bytes = 0;
+
+    (void)state;
+    assert_int_equal(md_disk_deletable(&r.plan, r.source, &shards, &bytes, NULL), RT_OK);
+    assert_int_equal(shards, SHARDS);
+    assert_int_equal(bytes, md_source_bytes(r.source));
+    for (uint32_t u = 0; u < 4; u++) /* nothing needs the first shard any more */
+        r.plan.units[u].source_count = 0;
+    assert_int_equal(md_source_drop(r.source, SHARDS - 1, NULL), RT_OK);
+    assert_int_equal(md_disk_deletable(&r.plan, r.source, &shards, &bytes, NULL), RT_OK);
+    assert_int_equal(shards, SHARDS - 2);
+    assert_int_equal(bytes, md_source_bytes(r.source) / SHARDS * (SHARDS - 2));
+    rig_close(&r);
+}
+
 static void a_tensor_needed_to_the_end_keeps_its_shard(void **state)
 {
     rig r = rig_make(gib / 4, gib);
@@ -157,6 +175,7 @@ int main(void)
         cmocka_unit_test(without_consume_everything_is_needed),
         cmocka_unit_test(consuming_a_source_of_the_same_size_needs_a_few_groups),
         cmocka_unit_test(consuming_a_smaller_source_needs_the_difference),
+        cmocka_unit_test(deletable_are_the_shards_that_a_record_needs),
         cmocka_unit_test(a_tensor_needed_to_the_end_keeps_its_shard),
         cmocka_unit_test(the_nearest_existing_folder_is_measured),
     };

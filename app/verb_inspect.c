@@ -7,6 +7,7 @@
 #include "model/container/manifest.h"
 #include "model/convert/record_check.h"
 
+#include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -262,6 +263,27 @@ static int print_json(json_t *root)
 
 /* ---- deep ---- */
 
+/* A damaged record is read once more for its hash: other bytes than the first time, or the right ones,
+ * are a failing disk or memory, and worth knowing. */
+static void name_damage(const md_record *record, md_record_state state)
+{
+    md_hash128 found = {0};
+    rt_err err = {0};
+    char name[64];
+
+    md_key_format(record->key, name, sizeof(name));
+    fprintf(stderr, "moesaic inspect: %s in %s is %s: ", name, record->pack,
+            md_record_state_name(state));
+    if (md_record_hash(record, &found, &err) != RT_OK)
+        fprintf(stderr, "%s\n", err.text);
+    else if (found.low == record->hash.low && found.high == record->hash.high)
+        fprintf(stderr, "read again it is right; check the disk and the memory\n");
+    else
+        fprintf(stderr,
+                "expected hash %016" PRIx64 "%016" PRIx64 ", found %016" PRIx64 "%016" PRIx64 "\n",
+                record->hash.high, record->hash.low, found.high, found.low);
+}
+
 /* Names what is wrong on stderr; damaged [] gets it as well when it is not NULL. */
 static uint64_t report_damage(const md_container *container, const md_record_state *states,
                               json_t *damaged, uint64_t *unchecked)
@@ -276,15 +298,16 @@ static uint64_t report_damage(const md_container *container, const md_record_sta
         if (states[i] != MD_RECORD_DAMAGED && states[i] != MD_RECORD_UNREADABLE) continue;
         md_container_record_at(container, i, &record);
         md_key_format(record.key, name, sizeof(name));
-        if (bad < NAMED_MAX)
-            fprintf(stderr, "moesaic inspect: %s in %s is %s\n", name, record.pack,
-                    md_record_state_name(states[i]));
+        if (bad < NAMED_MAX) name_damage(&record, states[i]);
         if (damaged != NULL) (void)json_array_append_new(damaged, json_string(name));
         bad++;
     }
     if (bad > NAMED_MAX)
         fprintf(stderr, "moesaic inspect: and %llu records more\n",
                 (unsigned long long)(bad - NAMED_MAX));
+    if (bad > 0)
+        fprintf(stderr, "moesaic inspect: copy these packs again from a container that is whole, "
+                        "or convert again into another TARGET\n");
     return bad;
 }
 

@@ -45,23 +45,47 @@ static uint64_t report(const comparison *work)
 {
     static const char *const texts[] = {
         [REASON_OTHER] = "differs from what the source converts to",
-        [REASON_DISK] = "is damaged on disk",
+        [REASON_DISK] = "is damaged on disk: copy that pack again from a container that is "
+                        "whole, or convert again into another TARGET",
     };
     uint64_t count = 0;
 
     for (uint64_t i = 0; i < work->c->plan.count; i++) {
-        char name[64];
+        md_key key = work->c->plan.units[i].key;
+        char name[64], pack[32];
 
         if (work->reasons[i] == REASON_NONE) continue;
         if (count < NAMED_MAX)
-            rt_log_error("convert", "%s %s",
-                         md_key_format(work->c->plan.units[i].key, name, sizeof(name)),
-                         texts[work->reasons[i]]);
+            rt_log_error("convert", "%s in %s %s", md_key_format(key, name, sizeof(name)),
+                         md_pack_name(key, pack, sizeof(pack)), texts[work->reasons[i]]);
         count++;
     }
     if (count > NAMED_MAX)
         rt_log_error("convert", "and %" PRIu64 " records more", count - NAMED_MAX);
     return count;
+}
+
+/* Of a partial copy the manifest alone can be compared: that has to be said. */
+static uint64_t count_absent(const md_container *container)
+{
+    uint64_t absent = 0;
+    char name[64] = "", pack[32] = "";
+
+    for (uint64_t i = 0; i < md_container_record_count(container); i++) {
+        md_record record;
+
+        md_container_record_at(container, i, &record);
+        if (record.fd >= 0) continue;
+        if (absent++ > 0) continue;
+        md_key_format(record.key, name, sizeof(name));
+        md_pack_name(record.key, pack, sizeof(pack));
+    }
+    if (absent > 0)
+        rt_log_warn("convert",
+                    "%" PRIu64 " records are not held by this copy (%s in %s for one): only their "
+                    "hashes in the manifest were compared",
+                    absent, name, pack);
+    return absent;
 }
 
 static rt_status compare_grid(const md_conversion *c, uint64_t *mismatches, rt_err *err)
@@ -145,6 +169,7 @@ rt_status md_conversion_verify(md_conversion *c, rt_team *team, md_convert_resul
         .target_bytes = c->plan.target_bytes,
         .records_total = c->plan.count,
         .records_done = engine.records_done,
+        .records_absent = count_absent(container),
         .mismatches = mismatches,
     };
     memcpy(result->model_id, md_container_get_info(container)->model_id, sizeof(result->model_id));

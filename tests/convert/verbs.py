@@ -3,6 +3,7 @@
 stdout and what to stderr, JSON, damage, partial copies, interruption."""
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -42,6 +43,40 @@ done = run("convert", nano, target, "--dry-run", "--json")
 check("dry run: json", json.loads(done.stdout)["dry_run"] is True)
 check("dry run: target", not os.path.exists(target))
 
+# It prints what it checked, as a result.
+done = run("convert", wide, target, "--dry-run", "--consume")
+for words in ("5 shards, 1486 tensors", "580 to convert", "in reserve", "fits", "at once",
+              "deletes 5 shards", "nothing was written"):
+    check("dry run: says", words in done.stdout, words + ": " + done.stdout)
+found = json.loads(run("convert", wide, target, "--dry-run", "--consume", "--json").stdout)
+check("dry run: plan", found["shards"] == 5 and found["tensors"] == 1486 and
+      found["consume"]["shards"] == 5 and found["consume"]["bytes"] == found["source_bytes"] and
+      found["needed_bytes"] > found["reserve_bytes"] > 0 and
+      0 < found["buffer_bytes"] <= found["memory_bytes"], found)
+check("dry run: no consume", "consume" not in
+      json.loads(run("convert", wide, target, "--dry-run", "--json").stdout))
+
+# What the run would refuse, the dry run refuses: a missing parent, a folder of something else, a
+# folder that is not ours to write.
+for extra in ((), ("--dry-run",)):
+    done = run("convert", nano, os.path.join(work, "no", "target"), *extra, code=1)
+    check("parent: named", "no does not exist: create it first" in done.stderr, done.stderr)
+    foreign = place("foreign")
+    shutil.copytree(wide, foreign)
+    before = open(os.path.join(foreign, "config.json")).read()
+    done = run("convert", nano, foreign, *extra, code=1)
+    check("foreign: named", "config.json" in done.stderr and "choose another TARGET" in done.stderr,
+          done.stderr)
+    check("foreign: kept", open(os.path.join(foreign, "config.json")).read() == before and
+          sorted(os.listdir(foreign)) == sorted(os.listdir(wide)))
+    locked = place("locked")
+    os.mkdir(locked, 0o555)
+    if os.geteuid() != 0:
+        done = run("convert", nano, os.path.join(locked, "t"), *extra, code=1)
+        check("locked: named", "nothing can be written" in done.stderr, done.stderr)
+check("help: memory", "2G unless given (MOESAIC_MEMORY)" in
+      " ".join(run("convert", "--help").stdout.split()))
+
 # Results on stderr, JSON on stdout, the same id each time.
 target = place("nano")
 done = run("convert", nano, target)
@@ -56,6 +91,9 @@ check("complete: nothing done", json.loads(done.stdout)["records_done"] == 0)
 done = run("convert", nano, target, "--experts", "f32", code=1)
 check("other options: named", "--experts: the target holds q4, asked f32" in done.stderr,
       done.stderr)
+check("other options: advice", done.stderr.rstrip().endswith("choose another TARGET"), done.stderr)
+done = run("convert", target, place("x"), code=1)
+check("a container as source", "is a container already" in done.stderr, done.stderr)
 done = run("convert", nano, target, "--verify-only", "--json")
 check("verify-only", json.loads(done.stdout)["mismatches"] == 0, done.stdout)
 done = run("convert", nano, place("eps"), "--latent-eps", "1e-6", "--json")
@@ -111,10 +149,18 @@ run("inspect", damaged)
 done = run("inspect", damaged, "--deep", code=1)
 check("damage: named", "layer 1 expert 0" in done.stderr and "experts-001.bin" in done.stderr,
       done.stderr)
+check("damage: hashes", re.search("expected hash [0-9a-f]{32}, found [0-9a-f]{32}\n", done.stderr),
+      done.stderr)
+check("damage: advice", "copy these packs again" in done.stderr, done.stderr)
 done = run("inspect", damaged, "--deep", "--json", code=1)
 check("damage: json", json.loads(done.stdout)["damaged"] == ["layer 1 expert 0"], done.stdout)
 done = run("convert", nano, damaged, "--verify-only", code=1)
-check("damage: verify-only", "layer 1 expert 0 is damaged" in done.stderr, done.stderr)
+check("damage: verify-only", "layer 1 expert 0 in experts-001.bin is damaged" in done.stderr and
+      "another TARGET" in done.stderr, done.stderr)
+done = run("convert", nano, partial, "--verify-only")
+check("partial: verify-only", "8 records are not held" in done.stderr and
+      "layer 2 expert 0 in experts-002.bin" in done.stderr and
+      "(8 by the manifest alone)" in done.stderr, done.stderr)
 
 # SIGINT: exit 1 and "run again"; or it was already done. Either way running again completes.
 target = place("stopped")
@@ -126,7 +172,7 @@ child.send_signal(signal.SIGINT)
 text = child.communicate(timeout=60)[1]
 check("stopped: exit code", child.returncode in (0, 1), child.returncode)
 if child.returncode == 1:
-    check("stopped: says run again", "run again to resume" in text, text)
+    check("stopped: says run again, once", text.count("run again to resume") == 1, text)
     done = run("inspect", target, code=1)
     check("stopped: not a container yet", "unfinished" in done.stderr, done.stderr)
 resumed = json.loads(run("convert", wide, target, "--json").stdout)
@@ -140,6 +186,14 @@ done = json.loads(run("convert", source, place("from-consumed"), "--consume", "-
 check("consume: five shards", done["shards_deleted"] == 5, done)
 check("consume: same id", done["model_id"] == whole["model_id"])
 check("consume: index stays", os.path.exists(os.path.join(source, "model.safetensors.index.json")))
+done = run("convert", source, os.path.join(work, "from-consumed"), "--consume")
+check("consume: nothing kept", "kept" not in done.stderr, done.stderr)
+source = place("kept")
+shutil.copytree(wide, source)
+done = run("convert", source, os.path.join(work, "from-consumed"), "--consume")
+check("consume: complete", "is complete" in done.stderr and "5 shards" in done.stderr and
+      "delete them yourself" in done.stderr, done.stderr)
+check("consume: shards stay", len([f for f in os.listdir(source) if f.startswith("model-")]) == 5)
 
 shutil.rmtree(work, ignore_errors=True)
 for failure in failures:

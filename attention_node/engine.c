@@ -25,6 +25,7 @@ struct an_engine {
     an_moe *moe;            /* owned */
     an_seq *seqs;           /* [sequences_max], owned */
     uint64_t *route_counts; /* [layers with MTP][experts], owned */
+    an_look_ahead_trial look_ahead;
     an_index_lists lists;
     an_stream stream;
     uint32_t *tokens; /* [rows_max], in the arena, as are the next two */
@@ -148,6 +149,7 @@ rt_status an_engine_create(const an_engine_spec *spec, rt_budget *budget, an_eng
         return status;
     }
     engine->stats.nodes = pl_map_nodes(spec->map);
+    an_look_ahead_init(&engine->look_ahead, spec->look_ahead);
     engine->pass = (an_pass){
         .config = config,
         .weights = spec->weights,
@@ -307,13 +309,15 @@ rt_status an_engine_step(an_engine *engine, an_step_item *items, uint32_t count,
 {
     an_engine_stats *stats = &engine->stats;
     const rt_clock *clock = &engine->spec.clock;
-    uint64_t start = rt_clock_now(clock), head_start;
+    uint64_t start = rt_clock_now(clock), head_start, step_ns;
     rt_phase before;
     rt_status status;
 
     RT_TRY(check_items(engine, items, count, err));
     lay_rows(engine, items, count);
     if (engine->pass.rows == 0) return RT_OK;
+    engine->pass.foresee =
+        engine->pass.rows <= AN_LOOK_AHEAD_ROWS && an_look_ahead_wants(&engine->look_ahead);
     status = an_forward_run(&engine->pass, engine->tokens, &engine->stream, &engine->lists,
                             engine->moe, stats, err);
     if (status != RT_OK) return status;
@@ -325,10 +329,23 @@ rt_status an_engine_step(an_engine *engine, an_step_item *items, uint32_t count,
     for (uint32_t i = 0; i < count; i++)
         items[i].seq->length += items[i].count;
     stats->head_ns += rt_clock_now(clock) - head_start;
-    stats->total_ns += rt_clock_now(clock) - start;
+    step_ns = rt_clock_now(clock) - start;
+    stats->total_ns += step_ns;
+    if (engine->pass.rows <= AN_LOOK_AHEAD_ROWS)
+        an_look_ahead_step(&engine->look_ahead, step_ns / engine->pass.rows);
     stats->steps++;
     stats->rows += engine->pass.rows;
     return RT_OK;
+}
+
+an_look_ahead_trial an_engine_get_look_ahead(const an_engine *engine)
+{
+    return engine->look_ahead;
+}
+
+void an_engine_set_look_ahead(an_engine *engine, an_look_ahead mode)
+{
+    an_look_ahead_init(&engine->look_ahead, mode);
 }
 
 const uint64_t *an_engine_route_counts(const an_engine *engine)

@@ -8,6 +8,7 @@
 #ifndef ATTENTION_NODE_ENGINE_H
 #define ATTENTION_NODE_ENGINE_H
 
+#include "attention_node/look_ahead.h"
 #include "base/budget.h"
 #include "base/clock.h"
 #include "base/profile.h"
@@ -59,6 +60,7 @@ typedef struct {
     uint32_t sequences_max;
     bool kv_bf16;
     bool float_activations;
+    an_look_ahead look_ahead;  /* hints of the next layer's experts to the nodes */
     uint64_t reply_timeout_ns; /* per layer; a node that is silent longer is lost */
 } an_engine_spec;
 
@@ -113,6 +115,11 @@ typedef struct {
 /* How often the router chose each expert since the engine was created: [layers with MTP][experts], 0 in
  * dense layers; rows of a step that fails later count too. Borrowed; changes with every step. */
 const uint64_t *an_engine_route_counts(const an_engine *engine);
+
+/* Whether hints are given, and what the last trial found. */
+an_look_ahead_trial an_engine_get_look_ahead(const an_engine *engine);
+/* Where nothing is read from a disk, nothing can be read early. */
+void an_engine_set_look_ahead(an_engine *engine, an_look_ahead mode);
 
 an_engine_stats an_engine_get_stats(const an_engine *engine);
 void an_engine_reset_stats(an_engine *engine);

@@ -117,16 +117,31 @@ static rt_status attention(const an_pass *pass, uint32_t layer, const an_stream 
     return residual(pass, layer, stream, AN_PROBE_ATTN, err);
 }
 
+/* The next layer's router sees what it will see less this layer's experts and its own attention: for
+ * about seven experts of ten that is enough. */
+static void foresee(const an_pass *pass, uint32_t layer, const an_stream *stream, an_moe *moe)
+{
+    const md_layer_weights *next = &pass->weights->layers[layer + 1];
+    kn_rows x;
+
+    if (!next->sparse) return;
+    x = normed_rows(pass, stream, next->post_norm, false);
+    an_moe_foresee(moe, pass, layer + 1, &x);
+}
+
 static rt_status mlp(const an_pass *pass, uint32_t layer, const an_stream *stream, an_moe *moe,
                      rt_err *err)
 {
     const md_layer_weights *weights = &pass->weights->layers[layer];
-    bool int8 = weights->sparse ? an_moe_wants_int8(moe, pass, layer)
-                                : an_wants_int8(pass, weights->gate.format);
-    kn_rows x = normed_rows(pass, stream, weights->post_norm, int8);
+    bool int8;
+    kn_rows x;
     uint32_t bad = pass->rows;
     rt_status status;
 
+    if (pass->foresee && layer + 1 < pass->config->layers) foresee(pass, layer, stream, moe);
+    int8 = weights->sparse ? an_moe_wants_int8(moe, pass, layer)
+                           : an_wants_int8(pass, weights->gate.format);
+    x = normed_rows(pass, stream, weights->post_norm, int8);
     if (!weights->sparse) {
         an_dense_run(pass, layer, &x, stream->y);
     } else {

@@ -404,3 +404,52 @@ rt_status an_moe_run(an_moe *moe, const an_pass *pass, uint32_t layer, const kn_
     rt_arena_return(pass->arena, mark);
     return status;
 }
+
+/* Those of the ids that a node holds, each once. */
+static uint32_t foreseen_of(const an_moe *moe, uint32_t layer, uint32_t node, const uint32_t *id,
+                            uint32_t count, uint16_t *out)
+{
+    uint32_t found = 0;
+
+    for (uint32_t i = 0; i < count && found < TR_HINT_MAX; i++) {
+        uint32_t same = 0;
+        if (pl_map_mask(moe->map, layer, id[i], node) == 0) continue;
+        while (same < found && out[same] != id[i])
+            same++;
+        if (same == found) out[found++] = (uint16_t)id[i];
+    }
+    return found;
+}
+
+static void send_hint(an_moe *moe, uint32_t layer, uint32_t node, const uint16_t *experts,
+                      uint32_t count)
+{
+    tr_buf *buf;
+
+    if (count == 0 || moe->down[node]) return;
+    if (tr_link_acquire(moe->link, tr_hint_bytes(count), &buf) != RT_OK) return;
+    tr_hint_write(buf->data, pl_map_epoch(moe->map), layer, experts, count);
+    buf->length = tr_hint_bytes(count);
+    /* A node that is gone is found by the next dispatch, which can say so. */
+    if (tr_link_send(moe->link, node, buf) == RT_OK) moe->stats->sent_bytes += tr_hint_bytes(count);
+}
+
+void an_moe_foresee(an_moe *moe, const an_pass *pass, uint32_t layer, const kn_rows *x)
+{
+    an_pass unseen = *pass; /* a probe is for what the model chose, not for guesses */
+    size_t mark = rt_arena_mark(pass->arena);
+    size_t routes = (size_t)pass->rows * pass->config->topk * sizeof(uint32_t);
+    uint32_t *id = rt_arena_take(pass->arena, routes);
+    float *weight = rt_arena_take(pass->arena, routes);
+    rt_phase before = rt_profile_enter(moe->profile, RT_PHASE_ROUTER);
+    uint16_t experts[TR_HINT_MAX];
+    uint32_t bad;
+
+    unseen.probe = NULL;
+    if (an_router_run(&unseen, layer, x, id, weight, &bad) == RT_OK)
+        for (uint32_t node = 0; node < pl_map_nodes(moe->map); node++)
+            send_hint(moe, layer, node, experts,
+                      foreseen_of(moe, layer, node, id, pass->rows * pass->config->topk, experts));
+    rt_profile_enter(moe->profile, before);
+    rt_arena_return(pass->arena, mark);
+}

@@ -34,6 +34,10 @@ bool an_moe_wants_int8(const an_moe *moe, const an_pass *pass, uint32_t layer);
 RT_MUST_CHECK rt_status an_moe_run(an_moe *moe, const an_pass *pass, uint32_t layer,
                                    const kn_rows *x, float *out, uint32_t *bad_row, rt_err *err);
 
+/* Tells the nodes which experts `layer` will choose if its rows are x; what a node's link has no room for
+ * is not told. Takes no more of the arena than a run. */
+void an_moe_foresee(an_moe *moe, const an_pass *pass, uint32_t layer, const kn_rows *x);
+
 /* Arena bytes that a run takes and returns; member memory it uses. */
 size_t an_moe_cost(const an_engine_spec *spec);
 size_t an_moe_member_bytes(const an_engine_spec *spec);

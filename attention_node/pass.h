@@ -35,6 +35,7 @@ typedef struct {
 
     /* The step. Arrays [rows]. */
     uint32_t rows;
+    bool foresee; /* tell the nodes which experts the next layer may want */
     an_seq **seq;
     uint32_t *slot; /* in the KV cache */
     uint32_t *position;

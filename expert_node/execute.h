@@ -45,6 +45,10 @@ uint64_t en_executor_bytes(const md_container *container, uint32_t rows_max, uin
  *            RT_EIO, RT_EFORMAT  of the store;  RT_ENOMEM  for a wide sum beyond the pool */
 RT_MUST_CHECK rt_status en_execute(en_executor *executor, const tr_dispatch_view *dispatch,
                                    uint8_t *payload, size_t *payload_bytes, rt_err *err);
+/* en_store_hint and en_store_idle of the executor's store. */
+void en_executor_hint(en_executor *executor, uint32_t layer, const uint16_t *experts,
+                      uint32_t count);
+void en_executor_idle(en_executor *executor);
 size_t en_reply_bytes_max(uint32_t rows, uint32_t cols);
 en_execute_stats en_executor_get_stats(const en_executor *executor);
 

@@ -115,6 +115,12 @@ static rt_status take_frame(en_node *node, uint32_t peer, tr_buf *buf)
         tr_buf_release(buf);
         return RT_OK;
     }
+    if (status == RT_OK && head.type == TR_HINT) {
+        en_executor_hint(node->executor, head.layer, tr_hint_experts(buf->data, &head),
+                         head.entries);
+        tr_buf_release(buf);
+        return RT_OK;
+    }
     if (status == RT_OK && head.type == TR_DISPATCH) {
         status = answer(node, buf, &head, &reply, &err);
     } else if (status == RT_OK) {
@@ -150,4 +156,5 @@ void en_node_drive(void *context)
                         tr_link_peer_name(node->link, event.peer));
         }
     }
+    en_executor_idle(node->executor);
 }

@@ -22,7 +22,7 @@ void en_node_free(en_node *node);
 
 /* Handles one frame: a dispatch is executed and answered (REPLY, or ERROR with status and text). Takes
  * buf. A malformed frame is answered by an ERROR frame and logged; the node lives on. An ERROR frame
- * is logged and not answered. The link's pool needs room for a reply of en_reply_bytes_max; without,
+ * is logged and not answered; a HINT is noted. The link's pool needs room for a reply of en_reply_bytes_max; without,
  * the answer is an ERROR of RT_EBUSY.
  *   Errors  RT_EPEER  the answer could not be sent */
 RT_MUST_CHECK rt_status en_node_frame(en_node *node, uint32_t peer, tr_buf *buf);

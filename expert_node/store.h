@@ -30,7 +30,7 @@ typedef enum { EN_TIER_VRAM, EN_TIER_RAM, EN_TIER_DISK } en_tier;
 enum {
     /* Long enough to tell the 128th from the 129th of 256 experts, short enough to follow a change of
      * topic within an answer or two (docs/DECISIONS.md). */
-    EN_HEAT_HALF_LIFE_TOKENS = 8192,
+    EN_HEAT_HALF_LIFE_TOKENS = 4096,
     EN_SCRUB_PERIOD_S = 2, /* between two records: 10 MB/s at GLM-5.2's size */
 };
 

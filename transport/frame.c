@@ -129,6 +129,21 @@ static rt_status check_control(const tr_frame_header *head, rt_err *err)
     return check_range(err, "payload bytes", 1, TR_CONTROL_MAX, head->payload_bytes);
 }
 
+static rt_status check_hint(const tr_frame_header *head, rt_err *err)
+{
+    RT_TRY(check_equal(err, "encoding", TR_ROWS_NONE, head->encoding));
+    RT_TRY(check_equal(err, "attempt", 0, head->attempt));
+    RT_TRY(check_equal(err, "rows", 0, head->rows));
+    RT_TRY(check_equal(err, "group", 0, head->group));
+    RT_TRY(check_equal(err, "q", 0, (uint8_t)head->q));
+    RT_TRY(check_equal(err, "cols", 0, head->cols));
+    RT_TRY(check_range(err, "entries", 1, TR_HINT_MAX, head->entries));
+    RT_TRY(check_equal(err, "deadline", 0, head->deadline_us));
+    RT_TRY(check_equal(err, "status", RT_OK, head->status));
+    return check_equal(err, "payload bytes", tr_hint_bytes(head->entries) - HEADER_BYTES,
+                       head->payload_bytes);
+}
+
 rt_status tr_frame_check(const void *frame, size_t frame_bytes, tr_frame_header *head, rt_err *err)
 {
     tr_frame_header found;
@@ -160,8 +175,11 @@ rt_status tr_frame_check(const void *frame, size_t frame_bytes, tr_frame_header 
     case TR_CONTROL:
         status = check_control(&found, err);
         break;
+    case TR_HINT:
+        status = check_hint(&found, err);
+        break;
     default:
-        status = beyond(err, "type", TR_DISPATCH, TR_CONTROL, found.type);
+        status = beyond(err, "type", TR_DISPATCH, TR_HINT, found.type);
     }
     RT_TRY(status);
     *head = found;
@@ -182,6 +200,23 @@ tr_frame_header tr_answer_head(const tr_frame_header *dispatch, tr_frame_type ty
     };
 
     return head;
+}
+
+void tr_hint_write(void *frame, uint32_t epoch, uint32_t layer, const uint16_t *experts,
+                   uint32_t count)
+{
+    tr_frame_header head = {
+        .type = TR_HINT, .epoch = epoch, .layer = (uint16_t)layer, .entries = count};
+
+    RT_ASSERT(count >= 1 && count <= TR_HINT_MAX);
+    memcpy((uint8_t *)frame + HEADER_BYTES, experts, count * sizeof(*experts));
+    tr_frame_seal(frame, tr_hint_bytes(count), &head);
+}
+
+const uint16_t *tr_hint_experts(const void *frame, const tr_frame_header *head)
+{
+    RT_ASSERT(head->type == TR_HINT);
+    return (const uint16_t *)(const void *)((const uint8_t *)frame + HEADER_BYTES);
 }
 
 size_t tr_error_write(void *frame, const tr_frame_header *dispatch, rt_status status,

@@ -10,7 +10,9 @@
  * then u16 entry_count[rows] padded to 8 bytes, then entries [entries] of tr_entry, row by row.
  * Payload of REPLY: `rows` partial sums in the order of the dispatch (partial.h).
  * Payload of ERROR: UTF-8 text, at most TR_ERROR_TEXT_MAX bytes; status is in the header.
- * Payload of CONTROL: one protobuf message (control.h). */
+ * Payload of CONTROL: one protobuf message (control.h).
+ * Payload of HINT: u16 experts [entries] of `layer`, which the sender foresees for it. Never answered;
+ * either side may drop it. */
 #ifndef TRANSPORT_FRAME_H
 #define TRANSPORT_FRAME_H
 
@@ -28,13 +30,20 @@ enum {
     TR_COLS_MAX = 65536,
     TR_ERROR_TEXT_MAX = 512,
     TR_CONTROL_MAX = 1 << 20,
+    TR_HINT_MAX = 256, /* experts of a hint */
     TR_FRAME_ALIGN = 64,
     TR_FRAME_BYTES_MAX = 1 << 30, /* header included; an int counts it, as MPI wants */
     /* (entry, slice) pairs of one row: as many contributions as an int32 sum always holds (R3) */
     TR_ROW_CONTRIBUTIONS_MAX = 127,
 };
 
-typedef enum { TR_DISPATCH = 1, TR_REPLY = 2, TR_ERROR = 3, TR_CONTROL = 4 } tr_frame_type;
+typedef enum {
+    TR_DISPATCH = 1,
+    TR_REPLY = 2,
+    TR_ERROR = 3,
+    TR_CONTROL = 4,
+    TR_HINT = 5
+} tr_frame_type;
 typedef enum { TR_ROWS_NONE = 0, TR_ROWS_INT8 = 1, TR_ROWS_F32 = 2 } tr_row_encoding;
 
 typedef struct {
@@ -119,6 +128,18 @@ RT_MUST_CHECK rt_status tr_dispatch_read(const void *frame, size_t frame_bytes,
 /* The head of an answer to a dispatch: request, attempt, epoch, layer, rows, q and cols are echoed, all
  * else is 0. type: TR_REPLY or TR_ERROR (then the caller sets status). */
 tr_frame_header tr_answer_head(const tr_frame_header *dispatch, tr_frame_type type);
+
+/* Seals a HINT of experts [count], 1..TR_HINT_MAX (asserted), into frame [tr_hint_bytes]. */
+static inline size_t tr_hint_bytes(uint32_t count)
+{
+    return sizeof(tr_frame_header) + count * sizeof(uint16_t);
+}
+void tr_hint_write(void *frame, uint32_t epoch, uint32_t layer, const uint16_t *experts,
+                   uint32_t count);
+
+/* The experts [head->entries] of a checked HINT frame, in the frame. Neither they nor the layer are
+ * known to be of the receiver's model. */
+const uint16_t *tr_hint_experts(const void *frame, const tr_frame_header *head);
 
 enum { TR_ERROR_BYTES_MAX = 64 + TR_ERROR_TEXT_MAX };
 

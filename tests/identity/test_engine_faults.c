@@ -88,13 +88,55 @@ static void logits_do_not_depend_on_the_memory_for_experts(void **state)
     }
 }
 
+static void hints_reach_the_nodes_and_some_are_right(void **state)
+{
+    engine_rig_spec spec = {
+        .dir = dir, .nodes = 2, .ram_bytes = 8 * record_bytes, .look_ahead = AN_LOOK_AHEAD_ON};
+    uint64_t useful = 0, reads = 0;
+    engine_rig rig;
+
+    (void)state;
+    engine_rig_open(&rig, &spec);
+    assert_expected(engine_rig_logits(&rig, tokens, TOKENS, 1));
+    for (uint32_t node = 0; node < 2; node++) {
+        en_store_stats stats = en_store_get_stats(rig.store[node]);
+        useful += stats.ahead_useful;
+        reads += stats.ahead_reads;
+        assert_true(stats.ahead_useful + stats.ahead_wasted <= stats.ahead_reads);
+    }
+    assert_true(reads > 0 && useful > 0);
+    engine_rig_close(&rig);
+}
+
+static void logits_do_not_depend_on_look_ahead(void **state)
+{
+    (void)state;
+    for (int mode = AN_LOOK_AHEAD_ON; mode <= AN_LOOK_AHEAD_AUTO; mode++) {
+        engine_rig_spec spec = {.look_ahead = (an_look_ahead)mode};
+        assert_expected(run(spec, 1));
+        for (uint32_t records = 2; records < 20; records += 4) {
+            spec.ram_bytes = records * record_bytes;
+            assert_expected(run(spec, 1));
+            assert_expected(run(spec, 3));
+        }
+        spec.nodes = 3;
+        spec.threads = 2;
+        assert_expected(run(spec, 2));
+        spec.mode = PL_SLICED;
+        assert_expected(run(spec, 1));
+    }
+}
+
 /* One fifth of the reads of both copies. */
 static void a_fifth_of_bad_reads_changes_nothing_with_a_mirror(void **state)
 {
     (void)state;
     for (uint64_t seed = 1; seed <= 4; seed++) {
         en_disk_ops ops = faulty_disk_ops(&faulty);
-        engine_rig_spec spec = {.ram_bytes = 6 * record_bytes, .mirrors = mirror, .disk = &ops};
+        engine_rig_spec spec = {.ram_bytes = 6 * record_bytes,
+                                .mirrors = mirror,
+                                .disk = &ops,
+                                .look_ahead = AN_LOOK_AHEAD_ON};
         faulty_disk_init(&faulty, seed, 20, NULL);
         assert_expected(run(spec, seed % 2 == 0 ? 1 : 9));
         assert_true(faulty.faults * 10 > faulty.reads);
@@ -142,6 +184,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_do_not_depend_on_the_memory_for_experts),
+        cmocka_unit_test(hints_reach_the_nodes_and_some_are_right),
+        cmocka_unit_test(logits_do_not_depend_on_look_ahead),
         cmocka_unit_test(a_fifth_of_bad_reads_changes_nothing_with_a_mirror),
         cmocka_unit_test(without_a_mirror_a_bad_read_is_one_error_and_no_wrong_token),
     };

@@ -99,6 +99,7 @@ void engine_rig_open(engine_rig *rig, const engine_rig_spec *spec)
                              .sequences_max = spec->sequences_max > 0 ? spec->sequences_max : 4,
                              .kv_bf16 = spec->kv_bf16,
                              .float_activations = spec->float_activations,
+                             .look_ahead = spec->look_ahead,
                              .reply_timeout_ns = 10000000000U};
     rt_err err = {RT_OK, ""};
 

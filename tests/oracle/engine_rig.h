@@ -23,6 +23,7 @@ typedef struct {
     uint64_t ram_bytes;      /* of each expert store; 0: all it could need */
     const char *mirrors;     /* of the container */
     const en_disk_ops *disk; /* NULL: the real one */
+    an_look_ahead look_ahead;
     uint64_t permute; /* seed of the order in which nodes are asked for replies; 0: in turn */
 } engine_rig_spec;
 

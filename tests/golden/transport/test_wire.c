@@ -213,7 +213,7 @@ static const struct {
     {"bad_version", "frame: version: expected 1 to 1, found 2"},
     {"bad_hash", "frame: hash: expected"},
     {"bad_length", "frame: payload bytes: expected"},
-    {"bad_type", "frame: type: expected 1 to 4, found 9"},
+    {"bad_type", "frame: type: expected 1 to 5, found 9"},
     {"bad_rows", "frame: rows: expected 1 to 4096, found 5000"},
     {"bad_layer", "dispatch: layer: expected below 6, found 6"},
     {"bad_expert", "dispatch: row 0: expected an expert below 16, found 16"},

@@ -168,8 +168,8 @@ static void dispatch_heads_are_bounded(void **state)
         head.field = (value);                                                                      \
         expect_head_refused(bytes, &head, part);                                                   \
     } while (0)
-    REFUSED(type, 0, "type: expected 1 to 4, found 0");
-    REFUSED(type, 5, "type: expected 1 to 4, found 5");
+    REFUSED(type, 0, "type: expected 1 to 5, found 0");
+    REFUSED(type, 6, "type: expected 1 to 5, found 6");
     REFUSED(encoding, TR_ROWS_NONE, "encoding");
     REFUSED(encoding, 3, "encoding: expected 1 to 2, found 3");
     REFUSED(encoding, TR_ROWS_F32, "group: expected 0, found 32");
@@ -247,6 +247,32 @@ static void control_heads_are_bounded(void **state)
     REFUSED(status, 1, "status: expected 0, found 1");
     REFUSED(entries, 1, "entries");
     expect_head_refused(64, &good, "payload bytes: expected 1 to 1048576, found 0");
+}
+
+static void hint_heads_are_bounded_and_their_experts_come_back(void **state)
+{
+    static const uint16_t experts[] = {7, 65535, 3};
+    tr_frame_header good = {.type = TR_HINT, .epoch = 5, .layer = 9, .entries = 3}, head;
+    size_t bytes = tr_hint_bytes(3);
+
+    (void)state;
+    tr_hint_write(frame, 5, 9, experts, 3);
+    assert_int_equal(tr_frame_check(frame, bytes, &head, NULL), RT_OK);
+    assert_int_equal(head.epoch, 5);
+    assert_int_equal(head.layer, 9);
+    assert_int_equal(head.entries, 3);
+    assert_memory_equal(tr_hint_experts(frame, &head), experts, sizeof(experts));
+    REFUSED(encoding, TR_ROWS_F32, "encoding: expected 0, found 2");
+    REFUSED(attempt, 1, "attempt: expected 0, found 1");
+    REFUSED(rows, 1, "rows: expected 0, found 1");
+    REFUSED(group, 16, "group: expected 0, found 16");
+    REFUSED(q, -1, "q: expected 0, found 255");
+    REFUSED(cols, 1, "cols: expected 0, found 1");
+    REFUSED(deadline_us, 1, "deadline: expected 0, found 1");
+    REFUSED(status, 1, "status: expected 0, found 1");
+    REFUSED(entries, 0, "entries: expected 1 to 256, found 0");
+    REFUSED(entries, 257, "entries: expected 1 to 256, found 257");
+    REFUSED(entries, 2, "payload bytes: expected 4, found 6");
 #undef REFUSED
 }
 
@@ -302,6 +328,7 @@ int main(void)
         cmocka_unit_test(reply_heads_are_bounded),
         cmocka_unit_test(error_heads_are_bounded),
         cmocka_unit_test(control_heads_are_bounded),
+        cmocka_unit_test(hint_heads_are_bounded_and_their_experts_come_back),
         cmocka_unit_test(an_answer_echoes_the_dispatch_and_nothing_else),
         cmocka_unit_test(error_text_is_cut_at_a_character_and_cleaned),
     };

@@ -317,6 +317,9 @@ rt_status app_cluster_stats(app_cluster *cluster, app_node_stats *out, rt_err *e
         sum.read_bytes += message.stats_reply.read_bytes;
         sum.wait_ns += message.stats_reply.wait_ns;
         sum.compute_ns += message.stats_reply.compute_ns;
+        sum.hits_pinned += message.stats_reply.hits_pinned;
+        sum.ahead_reads += message.stats_reply.ahead_reads;
+        sum.ahead_useful += message.stats_reply.ahead_useful;
     }
     *out = sum;
     return RT_OK;
@@ -442,7 +445,10 @@ static rt_status answer_stats(app_cluster *cluster, app_stats_fn stats, void *co
                                    .reads = mine.reads,
                                    .read_bytes = mine.read_bytes,
                                    .wait_ns = mine.wait_ns,
-                                   .compute_ns = mine.compute_ns};
+                                   .compute_ns = mine.compute_ns,
+                                   .hits_pinned = mine.hits_pinned,
+                                   .ahead_reads = mine.ahead_reads,
+                                   .ahead_useful = mine.ahead_useful};
     status = tr_control_send(cluster->link, 0, &reply);
     if (status != RT_OK) return rt_fail(err, status, "counters could not be sent to rank 0");
     return RT_OK;

@@ -20,6 +20,7 @@ typedef struct app_cluster app_cluster;
 
 typedef struct {
     uint64_t hits, reads, read_bytes, wait_ns, compute_ns;
+    uint64_t hits_pinned, ahead_reads, ahead_useful;
 } app_node_stats;
 
 /* Starts MPI. RT_EUNSUPPORTED (built without), RT_EPEER. */

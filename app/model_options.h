@@ -20,13 +20,14 @@ typedef struct {
     const char *log_level;
     const char *mirrors; /* other copies of the container, separated by ':'; NULL: none */
     bool buffered, scrub;
-    const char *heat; /* file, "none", or NULL: heat.bin in the model's folder */
+    const char *look_ahead; /* "on", "off", "auto" */
+    const char *heat;       /* file, "none", or NULL: heat.bin in the model's folder */
 } app_model_options;
 
 #define APP_MODEL_OPTIONS_DEFAULT                                                                  \
     {                                                                                              \
-        .chunk = 256, .kv = "bf16", .kernels = "auto", .reply_timeout_s = 120,                     \
-        .log_level = "warn",                                                                       \
+        .chunk = 256, .kv = "bf16", .kernels = "auto", .look_ahead = "auto",                       \
+        .reply_timeout_s = 120, .log_level = "warn",                                               \
     }
 
 /* Rows of the option table for a struct whose member `m` is an app_model_options. */
@@ -106,6 +107,13 @@ typedef struct {
          .kind = RT_OPT_FLAG,                                                                      \
          .offset = offsetof(type, m.buffered),                                                     \
          .doc = "read experts through the page cache instead of with O_DIRECT (slower)"},          \
+        {.name = "look-ahead",                                                                     \
+         .kind = RT_OPT_CHOICE,                                                                    \
+         .offset = offsetof(type, m.look_ahead),                                                   \
+         .arg = "W",                                                                               \
+         .choices = "on|off|auto",                                                                 \
+         .doc = "read the experts early that the next layer may choose; auto: where it is found "  \
+                "to be faster"},                                                                   \
         {.name = "scrub",                                                                          \
          .kind = RT_OPT_FLAG,                                                                      \
          .offset = offsetof(type, m.scrub),                                                        \

@@ -30,6 +30,9 @@ struct app_output {
 
 typedef struct {
     double prefill_s, decode_s, prefill_rate, decode_rate, wait_share, hit_share;
+    double pinned_share, ahead_share; /* of wants; of early reads, those of use. As hit_share, -1:
+                                         unknown */
+    const char *look_ahead;           /* "on", "off", "trying" */
     double bytes_per_token;
     uint64_t remote_compute_ns, remote_wait_ns;
     uint32_t slowest;
@@ -128,6 +131,14 @@ bool app_output_token(void *context, uint32_t id)
     return show_text(output, text) && !output->stop_text;
 }
 
+static const char *look_ahead_of(app_session *session)
+{
+    an_look_ahead_trial trial = an_engine_get_look_ahead(app_session_engine(session));
+
+    if (trial.mode == AN_LOOK_AHEAD_AUTO && trial.trying) return "trying";
+    return an_look_ahead_wants(&trial) ? "on" : "off";
+}
+
 /* ask: the other nodes for their counters too; after a loss they may not answer. */
 static run_timings timings_of(app_session *session, const app_generation *generation, bool ask)
 {
@@ -135,7 +146,10 @@ static run_timings timings_of(app_session *session, const app_generation *genera
     app_expert_stats experts = {0};
     run_timings t = {.prefill_s = (double)generation->prefill_ns * 1e-9,
                      .decode_s = (double)generation->decode_ns * 1e-9,
-                     .hit_share = -1};
+                     .hit_share = -1,
+                     .pinned_share = -1,
+                     .ahead_share = -1,
+                     .look_ahead = look_ahead_of(session)};
     uint64_t worst = 0;
 
     if (t.prefill_s > 0) t.prefill_rate = generation->prefilled / t.prefill_s;
@@ -154,6 +168,10 @@ static run_timings timings_of(app_session *session, const app_generation *genera
         t.remote_wait_ns = experts.remote_wait_ns;
         if (experts.hits + experts.reads > 0)
             t.hit_share = (double)experts.hits / (double)(experts.hits + experts.reads);
+        if (t.hit_share >= 0)
+            t.pinned_share = (double)experts.hits_pinned / (double)(experts.hits + experts.reads);
+        if (experts.ahead_reads > 0)
+            t.ahead_share = (double)experts.ahead_useful / (double)experts.ahead_reads;
     }
     return t;
 }
@@ -218,19 +236,23 @@ static rt_status print_json(app_output *output, app_session *session,
     for (size_t i = 0; i < output->ids.count; i++)
         json_array_append_new(ids, json_integer(output->ids.ids[i]));
     md_model_id_format(md_container_get_info(container)->model_id, model);
-    root = json_pack(
-        "{s:s, s:o, s:o, s:s, s:o, s:i, s:{s:f, s:f, s:i, s:f, s:f, s:f, s:o, s:f, s:o}}", "model",
-        model, "seed", output->sampled ? json_integer((json_int_t)output->seed) : json_null(),
-        "ids", ids, "finish", generation->finish == APP_FINISH_LENGTH ? "length" : "stop",
-        "stop_reason", stop_reason(generation), "prompt_tokens", (int)prompt_count, "timings",
-        "prefill_s", t->prefill_s, "prefill_tok_s", t->prefill_rate, "decode_steps",
-        (int)generation->decode_steps, "decode_s", t->decode_s, "decode_tok_s", t->decode_rate,
-        "wait_share", t->wait_share, "slowest_node",
-        t->has_slowest && app_session_nodes(session) > 1
-            ? json_string(app_session_node_name(session, t->slowest))
-            : json_null(),
-        "bytes_per_token", t->bytes_per_token, "ram_hit_share",
-        t->hit_share >= 0 ? json_real(t->hit_share) : json_null());
+    root = json_pack("{s:s, s:o, s:o, s:s, s:o, s:i, s:{s:f, s:f, s:i, s:f, s:f, s:f, s:o, s:f, "
+                     "s:o, s:o, s:s, s:o}}",
+                     "model", model, "seed",
+                     output->sampled ? json_integer((json_int_t)output->seed) : json_null(), "ids",
+                     ids, "finish", generation->finish == APP_FINISH_LENGTH ? "length" : "stop",
+                     "stop_reason", stop_reason(generation), "prompt_tokens", (int)prompt_count,
+                     "timings", "prefill_s", t->prefill_s, "prefill_tok_s", t->prefill_rate,
+                     "decode_steps", (int)generation->decode_steps, "decode_s", t->decode_s,
+                     "decode_tok_s", t->decode_rate, "wait_share", t->wait_share, "slowest_node",
+                     t->has_slowest && app_session_nodes(session) > 1
+                         ? json_string(app_session_node_name(session, t->slowest))
+                         : json_null(),
+                     "bytes_per_token", t->bytes_per_token, "ram_hit_share",
+                     t->hit_share >= 0 ? json_real(t->hit_share) : json_null(), "pinned_hit_share",
+                     t->pinned_share >= 0 ? json_real(t->pinned_share) : json_null(), "look_ahead",
+                     t->look_ahead, "ahead_useful_share",
+                     t->ahead_share >= 0 ? json_real(t->ahead_share) : json_null());
     if (root != NULL && profile != NULL)
         json_object_set_new(root, "profile", app_profile_json(profile));
     if (root != NULL && add_parts(output, root)) line = json_dumps(root, JSON_COMPACT);
@@ -262,6 +284,11 @@ static void closing_line(app_session *session, const app_generation *generation,
                 t->has_slowest ? app_session_node_name(session, t->slowest) : "");
     fprintf(stderr, ", %.1f kB per token", t->bytes_per_token / 1e3);
     if (t->hit_share >= 0) fprintf(stderr, ", %.1f %% of experts from RAM", 100 * t->hit_share);
+    if (t->hit_share < 1 && t->pinned_share > 0)
+        fprintf(stderr, " (%.1f %% pinned)", 100 * t->pinned_share);
+    if (t->ahead_share >= 0)
+        fprintf(stderr, ", look-ahead %s (%.0f %% of its reads used)", t->look_ahead,
+                100 * t->ahead_share);
     fprintf(stderr, "\n");
 }
 

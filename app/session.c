@@ -241,6 +241,12 @@ static rt_status join_links(app_session *s, rt_err *err)
     return status;
 }
 
+static an_look_ahead look_ahead_of(const app_model_options *options)
+{
+    if (options->look_ahead[0] == 'a') return AN_LOOK_AHEAD_AUTO;
+    return options->look_ahead[1] == 'n' ? AN_LOOK_AHEAD_ON : AN_LOOK_AHEAD_OFF;
+}
+
 static rt_status create_engine(app_session *s, rt_err *err)
 {
     an_engine_spec spec = {.container = s->container,
@@ -255,6 +261,7 @@ static rt_status create_engine(app_session *s, rt_err *err)
                            .sequences_max = 1,
                            .kv_bf16 = s->options.kv[0] == 'b',
                            .float_activations = s->options.float_activations,
+                           .look_ahead = look_ahead_of(&s->options),
                            .reply_timeout_ns = (uint64_t)(s->options.reply_timeout_s * 1e9)};
 
     return an_engine_create(&spec, &s->budget, &s->engine, err);
@@ -290,6 +297,9 @@ static rt_status load_head(app_session *s, rt_err *err)
     if (s->welcome.share[0] > 0) {
         RT_TRY(open_experts(s, s->inproc_node, err));
         tr_inproc_set_driver(s->inproc_node, en_node_drive, s->node);
+        /* With everything in RAM there is nothing to read early. */
+        if (s->cluster == NULL && en_store_holds_all(s->store))
+            an_engine_set_look_ahead(s->engine, AN_LOOK_AHEAD_OFF);
     }
     if (s->cluster != NULL) RT_TRY(app_cluster_wait_ready(s->cluster, err));
     return RT_OK;
@@ -388,6 +398,9 @@ static void add_own_stats(const app_session *s, app_node_stats *out)
     out->read_bytes += store.read_bytes;
     out->wait_ns += store.wait_ns;
     out->compute_ns += execute.compute_ns;
+    out->hits_pinned += store.hits_pinned;
+    out->ahead_reads += store.ahead_reads;
+    out->ahead_useful += store.ahead_useful;
 }
 
 static void serve_stats(void *context, app_node_stats *out)
@@ -476,6 +489,9 @@ rt_status app_session_expert_stats(app_session *session, app_expert_stats *out, 
     *out = (app_expert_stats){.hits = sum.hits,
                               .reads = sum.reads,
                               .read_bytes = sum.read_bytes,
+                              .hits_pinned = sum.hits_pinned,
+                              .ahead_reads = sum.ahead_reads,
+                              .ahead_useful = sum.ahead_useful,
                               .remote_compute_ns = remote_compute_ns,
                               .remote_wait_ns = remote_wait_ns};
     return RT_OK;

@@ -52,6 +52,7 @@ rt_profile *app_session_profile(app_session *session); /* NULL: none is kept */
 /* What the expert nodes did since the session was opened, summed over them. */
 typedef struct {
     uint64_t hits, reads, read_bytes;
+    uint64_t hits_pinned, ahead_reads, ahead_useful; /* expert_node/store.h */
     uint64_t remote_compute_ns, remote_wait_ns; /* of the other processes: computing; for disks */
 } app_expert_stats;
 

@@ -114,6 +114,9 @@ static void view_stats(wire_message *wire, const tr_stats *stats)
     wire->stats_reply.compute_ns = stats->compute_ns;
     wire->stats_reply.frames = stats->frames;
     wire->stats_reply.rows = stats->rows;
+    wire->stats_reply.hits_pinned = stats->hits_pinned;
+    wire->stats_reply.ahead_reads = stats->ahead_reads;
+    wire->stats_reply.ahead_useful = stats->ahead_useful;
     wire->control.stats_reply = &wire->stats_reply;
 }
 
@@ -304,6 +307,9 @@ static void read_stats(const Moesaic__StatsReply *in, tr_stats *out)
     out->compute_ns = in->compute_ns;
     out->frames = in->frames;
     out->rows = in->rows;
+    out->hits_pinned = in->hits_pinned;
+    out->ahead_reads = in->ahead_reads;
+    out->ahead_useful = in->ahead_useful;
 }
 
 static rt_status read_message(const Moesaic__Control *in, tr_control *out, rt_err *err)

@@ -79,6 +79,8 @@ typedef struct {
     uint64_t hits, reads, read_bytes; /* records from RAM; from disk */
     uint64_t wait_ns, compute_ns;
     uint64_t frames, rows;
+    uint64_t hits_pinned;               /* of hits, those that stay in RAM for good */
+    uint64_t ahead_reads, ahead_useful; /* because of a hint; of those, wanted afterwards */
 } tr_stats;
 
 typedef struct {

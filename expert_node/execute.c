@@ -17,10 +17,12 @@ enum {
     BLOCK_ROWS = 32, /* rows of one task: a slice's weights are read once for so many, and the f32
                         outputs (BLOCK_ROWS x hidden) stay within a core's share of cache */
     SCRATCH_ALIGN = 64,
-    BATCH_EXPERTS = 16, /* of one job of the team while a disk reads on */
-    GRID_Q_MIN = -126,  /* below it 2^q is no normal f32 */
+    TASKS_PER_MEMBER = 32, /* while there are more, tasks take several slices */
+    BATCH_EXPERTS = 16,    /* of one job of the team while a disk reads on */
+    GRID_Q_MIN = -126,     /* below it 2^q is no normal f32 */
 };
 
+static_assert(BLOCK_ROWS <= 32, "the choices of a task are bits of a word");
 static_assert((int)TR_ROW_CONTRIBUTIONS_MAX <= (int)KN_GRID_CONTRIBUTIONS_MAX,
               "a checked row fits int32 sums");
 
@@ -31,9 +33,11 @@ typedef struct {
     float ws; /* weight * 2^q */
 } choice;
 
+/* Some slices of an expert for some rows. One after another, they share the gathered rows, and the sums
+ * they go into are still in cache. */
 typedef struct {
     uint32_t record; /* of the batch */
-    uint32_t slice;
+    uint32_t slice_mask;
     uint32_t begin, end; /* choices; at most BLOCK_ROWS */
 } task;
 
@@ -64,8 +68,9 @@ struct en_executor {
     en_record *records;      /* owned [experts]: acquired for the batch */
     task *tasks;             /* owned [tasks_max] */
     uint32_t want_count, record_count, task_count;
-    uint64_t read_bytes; /* of the store, as the profile knows it */
-    en_sums *sums;       /* owned */
+    uint32_t task_slices; /* of one task */
+    uint64_t read_bytes;  /* of the store, as the profile knows it */
+    en_sums *sums;        /* owned */
     rt_clock clock;
     en_execute_stats stats;
     /* Of the frame being computed: */
@@ -306,6 +311,33 @@ static void list_wants(en_executor *executor)
     }
 }
 
+static uint32_t lowest_bits(uint32_t mask, uint32_t count)
+{
+    uint32_t bits = 0;
+
+    for (; count > 0 && mask != 0; count--) {
+        uint32_t lowest = mask & (0 - mask);
+        bits |= lowest;
+        mask &= ~lowest;
+    }
+    return bits;
+}
+
+/* How many slices a task takes: as many as leave every member its number of tasks. */
+static uint32_t choose_task_slices(const en_executor *executor)
+{
+    uint64_t wanted = (uint64_t)TASKS_PER_MEMBER * executor->members;
+    uint64_t tasks = 0;
+
+    for (uint32_t i = 0; i < executor->want_count; i++) {
+        uint32_t rows = executor->wants[i].selections, step = executor->dims.block_rows;
+        tasks += (uint64_t)((rows + step - 1) / step) * executor->layout.slices;
+    }
+    if (tasks / wanted <= 1) return 1;
+    return tasks / wanted < executor->layout.slices ? (uint32_t)(tasks / wanted)
+                                                    : executor->layout.slices;
+}
+
 static void add_tasks(en_executor *executor, uint32_t expert, uint32_t record)
 {
     uint32_t begin = executor->first[expert], end = executor->first[expert + 1];
@@ -316,12 +348,15 @@ static void add_tasks(en_executor *executor, uint32_t expert, uint32_t record)
         mask |= executor->choices[i].slice_mask;
     }
     for (uint32_t slice = 0; slice < executor->layout.slices; slice++) {
-        if (!(mask >> slice & 1)) continue;
-        executor->batch_bytes += md_slice_size(&executor->layout, slice);
+        if (mask >> slice & 1) executor->batch_bytes += md_slice_size(&executor->layout, slice);
+    }
+    while (mask != 0) {
+        uint32_t some = lowest_bits(mask, executor->task_slices);
+        mask &= ~some;
         for (uint32_t at = begin; at < end; at += step) {
             RT_ASSERT(executor->task_count < executor->dims.tasks_max);
             executor->tasks[executor->task_count++] =
-                (task){record, slice, at, end - at < step ? end : at + step};
+                (task){record, some, at, end - at < step ? end : at + step};
         }
     }
 }
@@ -446,29 +481,46 @@ static kn_rows gather(const en_executor *executor, const choice *const *picked, 
     return rows;
 }
 
+/* The choices of a task that want a slice, as bits and as a list; the block's rows may want other
+ * slices of the expert. */
+static uint32_t pick(const en_executor *executor, const task *task_now, uint32_t slice,
+                     const choice **picked, uint32_t *count)
+{
+    uint32_t bits = 0;
+
+    *count = 0;
+    for (uint32_t i = task_now->begin; i < task_now->end; i++) {
+        if (!(executor->choices[i].slice_mask >> slice & 1)) continue;
+        picked[(*count)++] = &executor->choices[i];
+        bits |= UINT32_C(1) << (i - task_now->begin);
+    }
+    return bits;
+}
+
 static void run_task(void *context, size_t chunk, uint32_t member)
 {
     en_executor *executor = context;
     const task *task_now = &executor->tasks[chunk];
     member_scratch *scratch = &executor->scratch[member];
     const choice *picked[BLOCK_ROWS];
-    uint32_t count = 0;
-    md_slice slice;
-    kn_rows rows;
+    uint32_t gathered = 0;
+    kn_rows rows = {0};
 
-    for (uint32_t i = task_now->begin; i < task_now->end; i++) {
-        if (executor->choices[i].slice_mask >> task_now->slice & 1) {
-            picked[count++] = &executor->choices[i];
+    for (uint32_t s = 0; s < executor->layout.slices; s++) {
+        uint32_t bits, count;
+        md_slice slice;
+
+        if (!(task_now->slice_mask >> s & 1)) continue;
+        bits = pick(executor, task_now, s, picked, &count);
+        if (count == 0) continue;
+        if (bits != gathered) rows = gather(executor, picked, count, scratch->rows);
+        gathered = bits;
+        slice = md_slice_view(&executor->layout, s, executor->records[task_now->record].slice[s]);
+        md_ffn_slice(scratch->y, executor->dims.hidden, &rows, &slice, scratch->ffn);
+        for (uint32_t i = 0; i < count; i++) {
+            en_sums_add(executor->sums, member, picked[i]->row,
+                        scratch->y + (size_t)i * executor->dims.hidden, picked[i]->ws);
         }
-    }
-    if (count == 0) return; /* this block's rows want other slices of the expert */
-    rows = gather(executor, picked, count, scratch->rows);
-    slice = md_slice_view(&executor->layout, task_now->slice,
-                          executor->records[task_now->record].slice[task_now->slice]);
-    md_ffn_slice(scratch->y, executor->dims.hidden, &rows, &slice, scratch->ffn);
-    for (uint32_t i = 0; i < count; i++) {
-        en_sums_add(executor->sums, member, picked[i]->row,
-                    scratch->y + (size_t)i * executor->dims.hidden, picked[i]->ws);
     }
 }
 
@@ -477,6 +529,7 @@ static rt_status compute(en_executor *executor, rt_err *err)
     const tr_dispatch_view *dispatch = executor->dispatch;
     uint32_t left = executor->want_count;
 
+    executor->task_slices = choose_task_slices(executor);
     rt_profile_enter(executor->spec.profile, RT_PHASE_ROWS);
     if (dispatch->head.encoding == TR_ROWS_INT8) {
         kn_rows_sums(dispatch->q, dispatch->head.rows, executor->dims.hidden, executor->dims.group,
@@ -535,17 +588,6 @@ rt_status en_execute(en_executor *executor, const tr_dispatch_view *dispatch, ui
     rt_profile_enter(executor->spec.profile, before);
     executor->dispatch = NULL;
     return status;
-}
-
-void en_executor_hint(en_executor *executor, uint32_t layer, const uint16_t *experts,
-                      uint32_t count)
-{
-    en_store_hint(executor->spec.store, layer, experts, count);
-}
-
-void en_executor_idle(en_executor *executor)
-{
-    en_store_idle(executor->spec.store);
 }
 
 en_execute_stats en_executor_get_stats(const en_executor *executor)

@@ -17,7 +17,7 @@
 
 #define LEDGER_MAGIC "MOELEDG\n"
 
-enum { LEDGER_VERSION = 1, ENTRY_BYTES = 64, APPEND_BATCH = 256 };
+enum { LEDGER_VERSION = 2, ENTRY_BYTES = 64, APPEND_BATCH = 256 };
 
 typedef struct {
     char magic[8];

@@ -28,7 +28,7 @@ typedef struct md_source md_source; /* opaque */
 typedef struct {
     char name[128]; /* file name in the source directory */
     uint64_t bytes;
-    uint64_t fingerprint; /* XXH3-64 of the size and the file's first and last 64 KiB */
+    uint64_t fingerprint; /* XXH3-64 of 16 pieces of the file, and its size */
 } md_source_shard;
 
 /* known [known_count]: the shards of the conversion that is resumed; none for a new one. A shard

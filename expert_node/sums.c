@@ -13,6 +13,7 @@
 enum {
     WIDE_POOL_ROWS = 8, /* wide sums of a frame that allocate nothing */
     INLINE_ROWS = 4,    /* merging fewer rows costs less than waking the team */
+    GROUP_ROWS = 64,    /* rows that one job of the team merges and writes */
 };
 
 static const uint32_t NO_MEMBER = UINT32_MAX;
@@ -25,6 +26,10 @@ struct en_sums {
     uint8_t *touched; /* owned [members][rows_max]: the member's row counts */
     uint8_t *poison;  /* owned [rows_max]; set by any member, atomically */
     uint32_t *merged; /* owned [rows_max]: the member whose row got all others', or NO_MEMBER */
+    /* Of the group of rows that the team writes: */
+    uint32_t first;
+    uint8_t *room; /* each row at its most bytes, while the lengths of those before are not known */
+    size_t written[GROUP_ROWS];
     pthread_mutex_t lock;
     bool lock_ready;
     int64_t *wide_pool; /* [WIDE_POOL_ROWS][cols] */
@@ -192,13 +197,10 @@ void en_sums_add(en_sums *sums, uint32_t member, uint32_t row, const float *y, f
     }
 }
 
-static void merge_row(void *context, size_t chunk, uint32_t member)
+static void merge_row(en_sums *sums, uint32_t row)
 {
-    en_sums *sums = context;
-    uint32_t row = (uint32_t)chunk;
     uint32_t base = NO_MEMBER;
 
-    (void)member; /* each row is one chunk; nothing is private to a member here */
     for (uint32_t m = 0; m < sums->members; m++) {
         if (!is_touched(sums, m, row)) continue;
         if (base == NO_MEMBER) {
@@ -230,6 +232,43 @@ static size_t write_zero_row(const en_sums *sums, uint32_t row, uint8_t *out)
     return tr_partial_write(out, zero, sums->cols);
 }
 
+static size_t write_any_row(const en_sums *sums, uint32_t row, uint8_t *out)
+{
+    return sums->merged[row] == NO_MEMBER ? write_zero_row(sums, row, out)
+                                          : write_row(sums, row, out);
+}
+
+static void finish_row(void *context, size_t chunk, uint32_t member)
+{
+    en_sums *sums = context;
+    uint32_t row = sums->first + (uint32_t)chunk;
+
+    (void)member; /* each row is one chunk; nothing is private to a member here */
+    merge_row(sums, row);
+    sums->written[chunk] =
+        write_any_row(sums, row, sums->room + chunk * tr_partial_bytes_max(sums->cols));
+}
+
+/* Groups of rows: written apart, then moved together, so that a reply touches little more memory than
+ * it has bytes. Returns these. */
+static size_t finish_rows(en_sums *sums, rt_team *team, uint8_t *payload)
+{
+    size_t most = tr_partial_bytes_max(sums->cols), bytes = 0;
+
+    for (sums->first = 0; sums->first < sums->rows; sums->first += GROUP_ROWS) {
+        uint32_t left = sums->rows - sums->first;
+        uint32_t count = left < GROUP_ROWS ? left : GROUP_ROWS;
+
+        sums->room = payload + bytes;
+        rt_team_run(team, finish_row, sums, count);
+        for (uint32_t i = 0; i < count; i++) {
+            memmove(payload + bytes, sums->room + i * most, sums->written[i]);
+            bytes += sums->written[i];
+        }
+    }
+    return bytes;
+}
+
 rt_status en_sums_finish(en_sums *sums, rt_team *team, uint8_t *payload, size_t *payload_bytes,
                          rt_err *err)
 {
@@ -240,15 +279,11 @@ rt_status en_sums_finish(en_sums *sums, rt_team *team, uint8_t *payload, size_t 
     }
     if (sums->rows < INLINE_ROWS) {
         for (uint32_t row = 0; row < sums->rows; row++) {
-            merge_row(sums, row, 0);
+            merge_row(sums, row);
+            bytes += write_any_row(sums, row, payload + bytes);
         }
     } else {
-        rt_team_run(team, merge_row, sums, sums->rows);
-    }
-    for (uint32_t row = 0; row < sums->rows; row++) {
-        bool empty = sums->merged[row] == NO_MEMBER;
-        bytes += empty ? write_zero_row(sums, row, payload + bytes)
-                       : write_row(sums, row, payload + bytes);
+        bytes = finish_rows(sums, team, payload);
     }
     *payload_bytes = bytes;
     return RT_OK;

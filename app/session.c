@@ -80,10 +80,14 @@ static void shares_of(const app_session *s, uint32_t *share)
     double here = s->size == 1 ? 1 : s->options.experts_here;
     uint32_t others = s->size - 1;
 
-    /* share 0 : others = here : (1 - here) / others */
-    share[0] = (uint32_t)(here * SHARE_UNIT * (others == 0 ? 1 : others) + 0.5);
+    /* share 0 : others = here : (1 - here) / others, scaled so that none exceeds what WELCOME takes and
+     * that a rank with a small part keeps at least 1. */
+    double unit = here * others > 1 ? SHARE_UNIT / (here * others) : SHARE_UNIT;
+    double other = (1 - here) * unit;
+
+    share[0] = (uint32_t)(here * unit * (others == 0 ? 1 : others) + 0.5);
     for (uint32_t r = 1; r < s->size; r++)
-        share[r] = (uint32_t)((1 - here) * SHARE_UNIT + 0.5);
+        share[r] = other < 1 ? 1 : (uint32_t)(other + 0.5);
 }
 
 static rt_status build_map(app_session *s, rt_err *err)

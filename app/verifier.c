@@ -20,7 +20,7 @@ typedef struct {
     int32_t *index_set;  /* owned [rows][index_topk], -1 padded */
     uint32_t topk, index_topk;
     float *dbg[5]; /* owned, of the dbg prompt: in the order of dbg_names */
-    uint32_t dbg_rows, dbg_columns[5];
+    uint32_t dbg_rows[5];
 } layer_reference;
 
 static const struct {
@@ -87,10 +87,40 @@ static rt_status mark_exempt(verifier *v, uint32_t layer, const char *what, rt_e
     uint32_t columns;
 
     RT_TRY(get(v, layer, what, MD_ST_F32, &data, &columns, err));
+    if (data != NULL && columns != 1) {
+        free(data);
+        return rt_fail(err, RT_EFORMAT,
+                       "reference.safetensors: p%u.layer%u.%s: expected one column, found %u",
+                       v->prompt, layer, what, columns);
+    }
     for (uint32_t r = 0; data != NULL && r < v->rows; r++)
         if ((double)((const float *)data)[r] < gap_exempt) v->exempt[r] = true;
     free(data);
     return RT_OK;
+}
+
+/* A hidden state's tensor, of exactly the columns that the engine's rows have. */
+static rt_status get_hidden(const verifier *v, const char *name, uint32_t columns, float **out,
+                            uint32_t *rows, rt_err *err)
+{
+    uint32_t found = 0;
+    void *data;
+
+    RT_TRY(app_reference_tensor(v->reference, name, MD_ST_F32, &data, rows, &found, err));
+    if (data != NULL && found != columns) {
+        free(data);
+        return rt_fail(err, RT_EFORMAT, "reference.safetensors: %s: expected %u columns, found %u",
+                       name, columns, found);
+    }
+    *out = data;
+    return RT_OK;
+}
+
+static uint32_t dbg_columns(const md_config *config, int k)
+{
+    if (dbg_names[k].kind == AN_PROBE_Q_RESID) return config->q_rank;
+    if (dbg_names[k].kind == AN_PROBE_KV_LATENT) return config->kv_rank;
+    return config->hidden;
 }
 
 static rt_status load_layer(verifier *v, uint32_t l, rt_err *err)
@@ -112,18 +142,14 @@ static rt_status load_layer(verifier *v, uint32_t l, rt_err *err)
     RT_TRY(mark_exempt(v, l, "index_gap", err));
     for (int k = 0; k < 5 && (int32_t)v->prompt == v->reference->dbg_prompt; k++) {
         snprintf(name, sizeof(name), "dbg.layer%u.%s", l, dbg_names[k].name);
-        RT_TRY(app_reference_tensor(v->reference, name, MD_ST_F32, &data, &layer->dbg_rows,
-                                    &layer->dbg_columns[k], err));
-        layer->dbg[k] = data;
+        RT_TRY(get_hidden(v, name, dbg_columns(v->config, k), &layer->dbg[k], &layer->dbg_rows[k],
+                          err));
     }
     return RT_OK;
 }
 
 static rt_status load_prompt(verifier *v, uint32_t prompt, rt_err *err)
 {
-    uint32_t columns;
-    void *data;
-
     v->prompt = prompt;
     v->rows = v->reference->prompts[prompt].rows;
     v->layers = calloc(v->config->layers, sizeof(*v->layers));
@@ -133,12 +159,8 @@ static rt_status load_prompt(verifier *v, uint32_t prompt, rt_err *err)
     for (uint32_t l = 0; l < v->config->layers; l++)
         RT_TRY(load_layer(v, l, err));
     if ((int32_t)prompt != v->reference->dbg_prompt) return RT_OK;
-    RT_TRY(app_reference_tensor(v->reference, "dbg.embed", MD_ST_F32, &data, &v->embed_rows,
-                                &columns, err));
-    v->embed = data;
-    RT_TRY(app_reference_tensor(v->reference, "dbg.final_norm", MD_ST_F32, &data, &v->final_rows,
-                                &columns, err));
-    v->final_norm = data;
+    RT_TRY(get_hidden(v, "dbg.embed", v->config->hidden, &v->embed, &v->embed_rows, err));
+    RT_TRY(get_hidden(v, "dbg.final_norm", v->config->hidden, &v->final_norm, &v->final_rows, err));
     return RT_OK;
 }
 
@@ -247,7 +269,7 @@ static void on_probe(void *context, const an_probe_event *event)
     for (uint32_t k = 0; k < 5; k++)
         if (dbg_names[k].kind == event->kind && event->layer < v->config->layers)
             compare_hidden(v, event, v->layers[event->layer].dbg[k],
-                           v->layers[event->layer].dbg_rows, dbg_names[k].name,
+                           v->layers[event->layer].dbg_rows[k], dbg_names[k].name,
                            (event->layer + 1) * 8 + k);
 }
 

@@ -42,7 +42,8 @@ size_t an_forward_member_bytes(const an_engine_spec *spec)
 rt_status an_forward_numeric(const an_pass *pass, uint32_t layer, uint32_t row, const char *what,
                              rt_err *err)
 {
-    return rt_fail(err, RT_ENUMERIC, "layer %u: %s is not finite (sequence %u, position %u)", layer,
+    return rt_fail(err, RT_ENUMERIC,
+                   "layer %u: %s is not finite or beyond 2^55 (sequence %u, position %u)", layer,
                    what, pass->slot[row], pass->position[row]);
 }
 

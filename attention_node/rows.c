@@ -133,7 +133,7 @@ kn_rows an_rows_part(const kn_rows *x, uint32_t first, uint32_t count)
     return part;
 }
 
-bool an_is_finite(const float *x, size_t count)
+static uint32_t largest_magnitude(const float *x, size_t count)
 {
     uint32_t largest = 0;
 
@@ -144,14 +144,26 @@ bool an_is_finite(const float *x, size_t count)
         bits &= 0x7fffffffU;
         if (bits > largest) largest = bits;
     }
-    return largest < 0x7f800000U;
+    return largest;
+}
+
+bool an_is_finite(const float *x, size_t count)
+{
+    return largest_magnitude(x, count) < 0x7f800000U;
+}
+
+/* Below 2^55: the squares of 65,536 such values add up to less than 2^126. Beyond, a norm's sum becomes
+ * infinite and its output zero, which would look like an answer. */
+static bool can_be_normed(const float *x, size_t count)
+{
+    return largest_magnitude(x, count) < 0x5b000000U;
 }
 
 typedef struct {
     float *x;
     const float *y;
     uint32_t rows, cols;
-    _Atomic uint32_t bad; /* lowest row that is not finite */
+    _Atomic uint32_t bad; /* lowest row that cannot be normed */
 } add_job;
 
 void an_note_lowest(_Atomic uint32_t *lowest, uint32_t row)
@@ -173,7 +185,7 @@ static void add_chunk(void *context, size_t chunk, uint32_t member)
         float *x = job->x + (size_t)row * job->cols;
 
         kn_add(x, job->y + (size_t)row * job->cols, job->cols);
-        if (!an_is_finite(x, job->cols)) an_note_lowest(&job->bad, row);
+        if (!can_be_normed(x, job->cols)) an_note_lowest(&job->bad, row);
     }
 }
 

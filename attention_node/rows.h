@@ -29,8 +29,8 @@ size_t an_rows_quant_cost(uint32_t rows, uint32_t cols, uint32_t group);
 /* Rows first .. first+count of a view. */
 kn_rows an_rows_part(const kn_rows *x, uint32_t first, uint32_t count);
 
-/* x[r] += y[r]; both [rows][cols]. Returns the first row of x that then holds a NaN or Inf, or `rows`.
- */
+/* x[r] += y[r]; both [rows][cols]. Returns the first row of x that then holds a NaN, or a value of 2^55
+ * or more (a norm could not square it), or `rows`. */
 uint32_t an_rows_add(const an_pass *pass, float *x, const float *y, uint32_t rows, uint32_t cols);
 
 bool an_is_finite(const float *x, size_t count);

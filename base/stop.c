@@ -1,7 +1,8 @@
 /* stop.c - the handlers behind rt_stop_requested.
  *
  * SA_RESTART is left out on purpose: a read of stdin or a sleep in poll ends with EINTR, and its
- * loop gets to see the flag. */
+ * loop gets to see the flag. The grace timer repeats, so that a call begun just after the flag was
+ * looked at is interrupted too. */
 #include "base/stop.h"
 
 #include "base/check.h"
@@ -71,7 +72,7 @@ void rt_stop_blocking(bool inside)
 void rt_stop_install(void)
 {
     struct sigaction stop = {.sa_handler = on_signal}, ignore = {.sa_handler = SIG_IGN};
-    struct sigaction grace = {.sa_handler = on_grace_over, .sa_flags = SA_RESTART};
+    struct sigaction grace = {.sa_handler = on_grace_over};
 
     sigemptyset(&stop.sa_mask);
     sigemptyset(&ignore.sa_mask);
@@ -80,6 +81,7 @@ void rt_stop_install(void)
     RT_ASSERT(sigaction(SIGTERM, &stop, NULL) == 0);
     RT_ASSERT(sigaction(SIGALRM, &grace, NULL) == 0);
     RT_ASSERT(sigaction(SIGPIPE, &ignore, NULL) == 0);
+    RT_ASSERT(sigaction(SIGXFSZ, &ignore, NULL) == 0);
 }
 
 bool rt_stop_requested(void)

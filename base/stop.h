@@ -1,7 +1,8 @@
 /* stop.h - how a run ends from outside: SIGINT and SIGTERM set a flag that loops look at.
  *
- * A second signal ends the process at once. SIGPIPE is ignored: writing to a closed stdout is an
- * EPIPE that the writer turns into a quiet end.
+ * A second signal ends the process at once. SIGPIPE and SIGXFSZ are ignored: writing to a closed
+ * stdout is an EPIPE that the writer turns into a quiet end, a file beyond its limit an EFBIG that
+ * is an error like a full disk.
  *
  * Threads: rt_stop_requested from any. */
 #ifndef BASE_STOP_H

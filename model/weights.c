@@ -213,6 +213,19 @@ static void describe_layers(loaded_weights *loaded, const md_container *containe
     }
 }
 
+/* Angles are computed from these for any position: anything but 0 < f <= 1 was not written by us. */
+static rt_status check_frequencies(const float *inv_freq, uint32_t count, const char *path,
+                                   rt_err *err)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (!(inv_freq[i] > 0 && inv_freq[i] <= 1))
+            return rt_fail(err, RT_EFORMAT,
+                           "%s: rope frequency %" PRIu32
+                           ": expected above 0 and at most 1, found %g",
+                           path, i, (double)inv_freq[i]);
+    return RT_OK;
+}
+
 static rt_status load_record(loaded_weights *loaded, const md_container *container,
                              const md_record *record, rt_err *err)
 {
@@ -225,6 +238,8 @@ static rt_status load_record(loaded_weights *loaded, const md_container *contain
     RT_ASSERT(known && shape.bytes == record->bytes);
     RT_ASSERT(loaded->used_bytes + record->bytes <= loaded->slab.bytes);
     RT_TRY(md_record_read(record, data, err));
+    if (record->key.kind == MD_ROPE_INV_FREQ)
+        RT_TRY(check_frequencies((const float *)(const void *)data, shape.cols, record->pack, err));
     name_record(loaded, record->key, &shape, data);
     loaded->used_bytes += align_place(record->bytes);
     return RT_OK;

@@ -19,7 +19,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -39,7 +38,7 @@ struct md_container {
     md_generation generation;
     md_container_info info;
     md_image_stamp tokenizer_stamp;
-    void *tokenizer; /* mapping of tokenizer_stamp.bytes, NULL when the file is not here */
+    void *tokenizer; /* owned [tokenizer_stamp.bytes]; NULL when the file is not here */
     md_manifest_entry *entries;
     uint64_t count;
     uint64_t *offsets; /* [count], in the pack; 0: not held */
@@ -304,7 +303,7 @@ static rt_status open_packs(md_container *container, rt_err *err)
     return RT_OK;
 }
 
-static rt_status map_image(md_container *container, int fd, const char *path, rt_err *err)
+static rt_status read_image(md_container *container, int fd, const char *path, rt_err *err)
 {
     const md_image_stamp *stamp = &container->tokenizer_stamp;
     md_hash128 hash;
@@ -314,11 +313,11 @@ static rt_status map_image(md_container *container, int fd, const char *path, rt
     if (!S_ISREG(info.st_mode) || (uint64_t)info.st_size != stamp->bytes)
         return rt_fail(err, RT_EFORMAT, "%s: expected %" PRIu64 " bytes, found %" PRId64, path,
                        stamp->bytes, (int64_t)info.st_size);
-    container->tokenizer = mmap(NULL, stamp->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (container->tokenizer == MAP_FAILED) {
-        container->tokenizer = NULL;
-        return rt_fail(err, RT_EIO, "map %s: %s", path, strerror(errno));
-    }
+    /* Read, not mapped: the file may be cut or rewritten while we use it. */
+    container->tokenizer = malloc(stamp->bytes + 1);
+    if (container->tokenizer == NULL)
+        return rt_fail(err, RT_ENOMEM, "%s: %" PRIu64 " bytes", path, stamp->bytes);
+    RT_TRY(rt_pread_full(fd, container->tokenizer, stamp->bytes, 0, path, err));
     hash = md_hash_bytes(container->tokenizer, stamp->bytes);
     if (memcmp(&hash, &stamp->hash, sizeof(hash)) != 0)
         return rt_fail(err, RT_EFORMAT,
@@ -329,7 +328,7 @@ static rt_status map_image(md_container *container, int fd, const char *path, rt
 }
 
 /* An expert node's partial copy needs no tokenizer. */
-static rt_status map_tokenizer(md_container *container, rt_err *err)
+static rt_status read_tokenizer(md_container *container, rt_err *err)
 {
     char *path = rt_path_join(container->dir, MD_TOKENIZER_NAME);
     rt_status status = RT_OK;
@@ -338,7 +337,7 @@ static rt_status map_tokenizer(md_container *container, rt_err *err)
     if (path == NULL) return rt_fail(err, RT_ENOMEM, "%s/%s", container->dir, MD_TOKENIZER_NAME);
     fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd >= 0) {
-        status = map_image(container, fd, path, err);
+        status = read_image(container, fd, path, err);
         (void)close(fd);
     } else if (errno != ENOENT) {
         status = rt_fail(err, RT_EIO, "open %s: %s", path, strerror(errno));
@@ -361,7 +360,7 @@ rt_status md_container_open(const char *dir, md_container **out, rt_err *err)
     if (status == RT_OK) status = read_description_part(container, err);
     if (status == RT_OK) status = read_manifest_part(container, err);
     if (status == RT_OK) status = open_packs(container, err);
-    if (status == RT_OK) status = map_tokenizer(container, err);
+    if (status == RT_OK) status = read_tokenizer(container, err);
     if (status != RT_OK) {
         md_container_close(container);
         return status;
@@ -412,8 +411,7 @@ void md_container_close(md_container *container)
         md_pack_close(container->slots[i].pack);
         free(container->slots[i].path);
     }
-    if (container->tokenizer != NULL)
-        (void)munmap(container->tokenizer, container->tokenizer_stamp.bytes);
+    free(container->tokenizer);
     free(container->slots);
     free(container->offsets);
     free(container->entries);

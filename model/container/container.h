@@ -83,7 +83,7 @@ void md_container_record_at(const md_container *container, uint64_t index, md_re
 RT_MUST_CHECK rt_status md_record_read(const md_record *record, void *data, rt_err *err);
 md_hash128 md_hash_bytes(const void *data, size_t bytes);
 
-/* The compiled tokenizer image, mapped; borrowed from the container. */
+/* The compiled tokenizer image, in memory; borrowed from the container. */
 const void *md_container_tokenizer(const md_container *container, size_t *bytes);
 
 #endif

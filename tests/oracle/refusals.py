@@ -153,6 +153,23 @@ def check_integer_activations_deviate_by_their_rounding():
         want(1e-3 < float(rest.split()[0]) < 0.1, "by about 1 % of values near 1", result)
 
 
+def check_a_tensor_of_other_columns_is_named_and_not_read():
+    def narrower(name):
+        def change(reference):
+            rows, columns = reference.shape(name)
+            reference.header[name]["shape"] = [rows * columns // 2, 2] if columns % 2 == 0 else [rows, 1]
+
+        return change
+
+    for name in ("dbg.embed", "dbg.final_norm", "dbg.layer1.out", "dbg.layer0.kv_latent"):
+        try:
+            changed("narrow", narrower(name))
+        except Failure as failure:
+            want(f"{name}: expected" in str(failure), "named", failure)
+        else:
+            raise AssertionError(f"a result for a {name} of other columns")
+
+
 def check_a_reference_of_another_model_is_named():
     try:
         verify(moesaic, container, os.path.join(fixtures, "tiny-fp8"))

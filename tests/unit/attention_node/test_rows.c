@@ -157,6 +157,20 @@ static void adding_names_the_first_row_that_is_not_finite(void **state)
     assert_int_equal(an_rows_add(&f->pass, f->x, y, ROWS, COLS), 3);
 }
 
+/* A norm squares them: beyond 2^55 the sum could become infinite and the row zeros. */
+static void added_rows_name_the_first_that_a_norm_could_not_square(void **state)
+{
+    fixture *f = *state;
+    float y[ROWS * COLS] = {0};
+
+    memset(f->x, 0, ROWS * COLS * sizeof(float));
+    y[9 * COLS + 1] = 0x1.fffffep54F;
+    assert_int_equal(an_rows_add(&f->pass, f->x, y, ROWS, COLS), ROWS);
+    y[9 * COLS + 1] = 0;
+    y[7 * COLS + 2] = -0x1p55F;
+    assert_int_equal(an_rows_add(&f->pass, f->x, y, ROWS, COLS), 7);
+}
+
 static void finite_means_neither_nan_nor_infinity(void **state)
 {
     float x[3] = {0, -3.4e38F, 1e-45F};
@@ -183,6 +197,7 @@ int main(void)
         BOTH(norms_are_those_of_one_call),
         BOTH(several_maps_at_once_are_those_of_single_calls),
         BOTH(adding_names_the_first_row_that_is_not_finite),
+        BOTH(added_rows_name_the_first_that_a_norm_could_not_square),
         cmocka_unit_test(finite_means_neither_nan_nor_infinity),
     };
 #undef BOTH

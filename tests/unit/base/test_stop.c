@@ -9,6 +9,8 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -69,6 +71,48 @@ static void writes_to_a_closed_pipe(void *context)
     if (pipe(ends) != 0) return;
     close(ends[0]);
     if (write(ends[1], "x", 1) == -1 && errno == EPIPE) _exit(CLAIM_HOLDS);
+}
+
+static void writes_beyond_a_file_limit(void *context)
+{
+    const struct rlimit limit = {1, 1};
+    char name[] = "/tmp/test_stop_XXXXXX";
+    int fd = mkstemp(name);
+
+    (void)context;
+    rt_stop_install();
+    if (fd < 0 || unlink(name) != 0 || setrlimit(RLIMIT_FSIZE, &limit) != 0) return;
+    if (write(fd, "xy", 2) == 1 && write(fd, "z", 1) == -1 && errno == EFBIG) _exit(CLAIM_HOLDS);
+}
+
+static void a_file_beyond_its_limit_is_an_efbig(void **state)
+{
+    int status = run_in_child(writes_beyond_a_file_limit, NULL);
+
+    (void)state;
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), CLAIM_HOLDS);
+}
+
+static void reads_after_the_flag_was_looked_at(void *context)
+{
+    int ends[2];
+    char byte;
+
+    (void)context;
+    if (pipe(ends) != 0) return;
+    rt_stop_install();
+    raise(SIGTERM); /* as if it came between the look and the read */
+    if (read(ends[0], &byte, 1) == -1 && errno == EINTR) _exit(CLAIM_HOLDS);
+}
+
+static void a_read_begun_just_after_the_stop_is_interrupted(void **state)
+{
+    int status = run_in_child(reads_after_the_flag_was_looked_at, NULL);
+
+    (void)state;
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), CLAIM_HOLDS);
 }
 
 static void the_first_sigint_or_sigterm_sets_the_flag(void **state)
@@ -134,6 +178,8 @@ int main(void)
         cmocka_unit_test(the_first_sigint_or_sigterm_sets_the_flag),
         cmocka_unit_test(the_second_signal_ends_the_process),
         cmocka_unit_test(a_closed_pipe_is_an_epipe),
+        cmocka_unit_test(a_file_beyond_its_limit_is_an_efbig),
+        cmocka_unit_test(a_read_begun_just_after_the_stop_is_interrupted),
         cmocka_unit_test(a_wait_that_never_returns_ends_with_its_peer_named),
         cmocka_unit_test(a_wait_that_is_over_leaves_the_end_to_the_main_loop),
     };

@@ -257,6 +257,35 @@ static void damaged_record_is_named(void **state)
     close_tiny(&l);
 }
 
+static void patch_frequency(void *context, md_key key, void *record, size_t bytes)
+{
+    if (key.kind == MD_ROPE_INV_FREQ) memcpy(record, context, bytes < 4 ? bytes : 4);
+}
+
+static void rope_frequencies_outside_their_range_are_refused(void **state)
+{
+    const uint32_t bad[] = {0x7fc00000U, 0x7f800000U, 0xff800000U, 0, 0x3f800001U, 0xbf000000U};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        tiny_model_spec spec = tiny_model_default();
+        uint32_t bits = bad[i];
+        rt_err err = {RT_OK, ""};
+        loaded l = {0};
+        rt_budget budget;
+
+        spec.patch = patch_frequency;
+        spec.patch_context = &bits;
+        l.dir = tiny_model_build(&spec);
+        assert_int_equal(md_container_open(l.dir, &l.container, &err), RT_OK);
+        rt_budget_init(&budget, 1 << 30);
+        assert_int_equal(md_weights_load(l.container, false, &budget, &l.weights, &err),
+                         RT_EFORMAT);
+        assert_non_null(strstr(err.text, "rope frequency 0"));
+        close_tiny(&l);
+    }
+}
+
 static void missing_dense_pack_is_not_held(void **state)
 {
     char path[512];
@@ -303,6 +332,7 @@ int main(void)
         cmocka_unit_test(embedding_rows_come_as_f32),
         cmocka_unit_test(what_does_not_fit_fails_before_anything_is_read),
         cmocka_unit_test(damaged_record_is_named),
+        cmocka_unit_test(rope_frequencies_outside_their_range_are_refused),
         cmocka_unit_test(missing_dense_pack_is_not_held),
         cmocka_unit_test(failed_allocations_are_errors),
     };

@@ -270,6 +270,13 @@ static int print_json(const md_convert_spec *asked, const md_convert_result *res
     return app_json_print("convert", root) ? APP_EXIT_OK : APP_EXIT_FAILED;
 }
 
+/* Errors quote names from files, which must not write to the terminal as they like. */
+static void make_printable(char *text)
+{
+    for (; *text != '\0'; text++)
+        if ((unsigned char)*text < 0x20 || *text == 0x7f) *text = '?';
+}
+
 static int convert(const convert_options *options, const char *const *positional)
 {
     rt_team_spec team_spec = {.threads = options->threads > 0 ? (uint32_t)options->threads
@@ -287,6 +294,7 @@ static int convert(const convert_options *options, const char *const *positional
     if (status != RT_OK) {
         bool resumable = status == RT_ECANCELED && !asked.dry_run && !asked.verify_only;
 
+        make_printable(err.text);
         fprintf(stderr, "moesaic convert: %s%s\n", err.text,
                 resumable ? ": what is done is kept, run again to resume" : "");
         return APP_EXIT_FAILED;

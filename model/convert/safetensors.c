@@ -114,12 +114,22 @@ static rt_status parse_offsets(const char *path, const char *name, const json_t 
     return RT_OK;
 }
 
+/* Names are printed: one with control characters could write to the reader's terminal as it likes. */
+static bool name_is_printable(const char *name)
+{
+    for (; *name != '\0'; name++)
+        if ((unsigned char)*name < 0x20 || *name == 0x7f) return false;
+    return true;
+}
+
 static rt_status parse_tensor(const char *path, const char *name, const json_t *entry,
                               uint64_t data_begin, uint64_t data_bytes, md_st_tensor *out,
                               rt_err *err)
 {
     md_st_tensor tensor = {0};
 
+    if (!name_is_printable(name))
+        return rt_fail(err, RT_EFORMAT, "%s: a tensor's name has a control character in it", path);
     if (strlen(name) == 0 || strlen(name) > MD_ST_NAME_MAX)
         return rt_fail(err, RT_EFORMAT,
                        "%s: a tensor's name: expected 1 to %d bytes, found %zu (%.40s)", path,

@@ -113,6 +113,15 @@ for verb in ("convert", "inspect"):
 done = run("convert", os.path.join(work, "nothing"), place("x"), code=1)
 check("no source: named", "nothing" in done.stderr, done.stderr)
 
+# Names from files do not reach the terminal as they are.
+source = place("escapes")
+shutil.copytree(nano, source)
+index = os.path.join(source, "model.safetensors.index.json")
+with open(index, "w") as f:
+    json.dump({"weight_map": {"a\x1b[31m": "b\x1b[31m\n.safetensors"}}, f)
+done = run("convert", source, place("x"), code=1)
+check("escapes: replaced", "\x1b" not in done.stderr and "?[31m" in done.stderr, done.stderr)
+
 # Inspecting.
 done = run("inspect", target)
 for word in ("model id   " + first["model_id"], "experts q4, dense q8, embedding bf16",

@@ -100,6 +100,8 @@ static const hostile hostiles[] = {
      RT_EFORMAT, "header"},
     {"metadata that is no object", "{\"__metadata__\":3}", 0, RT_EFORMAT, "__metadata__"},
     {"an entry that is no object", "{\"a\":[]}", 0, RT_EFORMAT, "a:"},
+    {"a name that writes to the terminal", "{\"a\\u001b[31m\":{" ENTRY("U8", "[1]", "0", "1") "}}",
+     1, RT_EFORMAT, "control character"},
     {"an empty name", "{\"\":{" ENTRY("U8", "[1]", "0", "1") "}}", 1, RT_EFORMAT, "name"},
     {"no dtype", "{\"a\":{\"shape\":[1],\"data_offsets\":[0,1]}}", 1, RT_EFORMAT, "dtype"},
     {"a dtype that is a number", "{\"a\":{\"dtype\":1,\"shape\":[1],\"data_offsets\":[0,1]}}", 1,

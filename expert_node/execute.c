@@ -590,6 +590,17 @@ rt_status en_execute(en_executor *executor, const tr_dispatch_view *dispatch, ui
     return status;
 }
 
+void en_executor_hint(en_executor *executor, uint32_t layer, const uint16_t *experts,
+                      uint32_t count)
+{
+    en_store_hint(executor->spec.store, layer, experts, count);
+}
+
+void en_executor_idle(en_executor *executor)
+{
+    en_store_idle(executor->spec.store);
+}
+
 en_execute_stats en_executor_get_stats(const en_executor *executor)
 {
     return executor->stats;

@@ -1,7 +1,9 @@
 /* profile_output.c - phases by falling time, with the bytes they had to touch. */
 #include "app/profile_output.h"
 
-enum { SENTENCE_BYTES = 200 };
+enum { SENTENCE_BYTES = 240 };
+
+static const double MEMORY_BOUND = 0.5; /* of memory's rate; below it, arithmetic is the limit */
 
 static double seconds(uint64_t ns)
 {
@@ -45,21 +47,28 @@ static uint32_t by_time(const app_profile_part *part, rt_phase order[RT_PHASE_CO
     return count;
 }
 
-void app_profile_sentence(const app_profile_part *part, char *text, size_t text_bytes)
+void app_profile_sentence(const app_profile_part *part, double read_bytes_s, char *text,
+                          size_t text_bytes)
 {
     rt_phase order[RT_PHASE_COUNT];
     const rt_phase_count *phase;
-    int used;
+    char speed[100] = "";
 
     if (by_time(part, order) == 0) {
         snprintf(text, text_bytes, "no time passed");
         return;
     }
     phase = &part->counts.phase[order[0]];
-    used = snprintf(text, text_bytes, "the wall is %s: %.0f %% of the time",
-                    rt_phase_text(order[0]), 100 * share(part, phase));
-    if (phase->bytes > 0 && used > 0 && (size_t)used < text_bytes)
-        snprintf(text + used, text_bytes - (size_t)used, " at %.1f GB/s", rate(phase) * 1e-9);
+    if (phase->bytes > 0 && (order[0] == RT_PHASE_DISK || read_bytes_s <= 0))
+        snprintf(speed, sizeof(speed), " at %.1f GB/s", rate(phase) * 1e-9);
+    else if (phase->bytes > 0 && rate(phase) < MEMORY_BOUND * read_bytes_s)
+        snprintf(speed, sizeof(speed), ", in arithmetic (%.1f GB/s of the %.1f that memory gives)",
+                 rate(phase) * 1e-9, read_bytes_s * 1e-9);
+    else if (phase->bytes > 0)
+        snprintf(speed, sizeof(speed), " at %.1f GB/s of the %.1f that memory gives",
+                 rate(phase) * 1e-9, read_bytes_s * 1e-9);
+    snprintf(text, text_bytes, "the wall is %s: %.0f %% of the time%s", rt_phase_text(order[0]),
+             100 * share(part, phase), speed);
 }
 
 /* ---- for people ---- */
@@ -84,7 +93,8 @@ static void print_efficiency(const app_profile_part *part, const app_profile_rep
         report->read_bytes_s * 1e-9, 100 * read / wall, 100 * read / thread);
 }
 
-static void print_part(const app_profile_part *part, const char *name, FILE *out)
+static void print_part(const app_profile_part *part, double read_bytes_s, const char *name,
+                       FILE *out)
 {
     double tokens = part->tokens;
     rt_phase order[RT_PHASE_COUNT];
@@ -106,14 +116,14 @@ static void print_part(const app_profile_part *part, const char *name, FILE *out
             fprintf(out, " %10.2f %8.2f", (double)phase->bytes * 1e-6 / tokens, rate(phase) * 1e-9);
         fprintf(out, "\n");
     }
-    app_profile_sentence(part, sentence, sizeof(sentence));
+    app_profile_sentence(part, read_bytes_s, sentence, sizeof(sentence));
     fprintf(out, "moesaic: %s\n", sentence);
 }
 
 void app_profile_print(const app_profile_report *report, FILE *out)
 {
-    print_part(&report->prefill, "prefill", out);
-    print_part(&report->decode, "decode", out);
+    print_part(&report->prefill, report->read_bytes_s, "prefill", out);
+    print_part(&report->decode, report->read_bytes_s, "decode", out);
     if (report->decode.tokens > 0) print_efficiency(&report->decode, report, out);
     if (report->remote_nodes > 0)
         fprintf(out,
@@ -125,7 +135,7 @@ void app_profile_print(const app_profile_report *report, FILE *out)
 
 /* ---- for programs ---- */
 
-static json_t *part_json(const app_profile_part *part)
+static json_t *part_json(const app_profile_part *part, double read_bytes_s)
 {
     json_t *phases;
     char sentence[SENTENCE_BYTES];
@@ -139,7 +149,7 @@ static json_t *part_json(const app_profile_part *part)
                             json_pack("{s:f, s:I, s:f}", "s", seconds(phase->ns), "bytes",
                                       (json_int_t)phase->bytes, "gb_s", rate(phase) * 1e-9));
     }
-    app_profile_sentence(part, sentence, sizeof(sentence));
+    app_profile_sentence(part, read_bytes_s, sentence, sizeof(sentence));
     return json_pack("{s:i, s:f, s:f, s:I, s:o, s:s}", "tokens", (int)part->tokens, "wall_s",
                      seconds(part->counts.wall_ns), "processor_s", seconds(part->processor_ns),
                      "bytes", (json_int_t)memory_bytes(part), "phases", phases, "sentence",
@@ -150,7 +160,8 @@ json_t *app_profile_json(const app_profile_report *report)
 {
     return json_pack(
         "{s:i, s:o, s:o, s:o, s:{s:i, s:f, s:f}}", "threads", (int)report->threads, "prefill",
-        part_json(&report->prefill), "decode", part_json(&report->decode), "read_gb_s",
+        part_json(&report->prefill, report->read_bytes_s), "decode",
+        part_json(&report->decode, report->read_bytes_s), "read_gb_s",
         report->read_bytes_s > 0 ? json_real(report->read_bytes_s * 1e-9) : json_null(), "remote",
         "nodes", (int)report->remote_nodes, "compute_s", seconds(report->remote_compute_ns),
         "disk_wait_s", seconds(report->remote_disk_ns));

@@ -25,9 +25,11 @@ typedef struct {
     uint64_t remote_compute_ns, remote_disk_ns; /* summed over them, of the whole run */
 } app_profile_report;
 
-/* "the wall is expert weights from memory: 78 % of the time at 14.1 GB/s", with the name of the phase
- * that took most of the time. A rate is given where the phase touched bytes. */
-void app_profile_sentence(const app_profile_part *part, char *text, size_t text_bytes);
+/* "the wall is experts in memory: 78 % of the time at 14.1 GB/s of the 15.0 that memory gives", with the
+ * phase that took most of the time. A rate is given where the phase touched bytes; far below that of
+ * memory it is arithmetic that takes the time, and said so. read_bytes_s 0: not known. */
+void app_profile_sentence(const app_profile_part *part, double read_bytes_s, char *text,
+                          size_t text_bytes);
 
 /* A table for each half that took place, and the sentence. */
 void app_profile_print(const app_profile_report *report, FILE *out);

@@ -32,8 +32,8 @@
     X(DISPATCH, "dispatch", "frames between the nodes")                                            \
     X(COMBINE, "combine", "partial sums of experts")                                               \
     X(SHARED, "shared_expert", "the shared expert")                                                \
-    X(EXPERTS_RAM, "experts_ram", "expert weights from memory")                                    \
-    X(EXPERTS_STAGED, "experts_staged", "experts that were read from disk")                        \
+    X(EXPERTS_RAM, "experts_ram", "experts in memory")                                             \
+    X(EXPERTS_STAGED, "experts_staged", "experts just read from disk")                             \
     X(DISK, "disk", "reading experts from disk")                                                   \
     X(REMOTE, "remote", "waiting for other nodes")                                                 \
     X(HEAD, "head", "the head")                                                                    \

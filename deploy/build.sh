@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 build=${BUILD:-build}
-jobs=${JOBS:-$(nproc)}
+jobs=${JOBS:-$(env -u OMP_NUM_THREADS nproc)} # nproc counts OMP_NUM_THREADS too
 say() { echo "build.sh: $*" >&2; }
 
 missing=()

@@ -1,12 +1,12 @@
 /* bench_store.c - the disk tier under the real heat: hit rate against the best static set, and the rate of
  * reads against the raw rate of the same disk in the same run.
  *
- *     bench_store CONTAINER USAGE [SHARE [TOKENS [FIRST_LAYER]]]
+ *     bench_store CONTAINER USAGE [SHARE [TOKENS [FIRST_LAYER [known]]]]
  *
  * CONTAINER is a synthetic or real model, USAGE the real heat (data/glm52_heat.usage), SHARE the share of
  * the expert bytes that the store may hold (default 0.5). Every token draws topk experts of each layer
  * without replacement, in proportion to that heat; nothing is computed. The first half of the tokens warms
- * the cache, which starts without a heat file; the second is measured. The static set that is compared
+ * the cache, which starts without a heat file (with `known`: with that heat); the second is measured. The static set that is compared
  * holds the hottest experts of each layer of the very heat that is drawn from, as many as the cache. */
 #include "base/clock.h"
 #include "expert_node/store.h"
@@ -209,7 +209,7 @@ static pl_map *map_of(const md_container *container)
     return map;
 }
 
-static void run(bench *b, double share, uint32_t tokens)
+static void run(bench *b, double share, uint32_t tokens, bool known)
 {
     md_expert_layout layout;
     rt_clock clock = rt_clock_real();
@@ -226,6 +226,7 @@ static void run(bench *b, double share, uint32_t tokens)
         sparse += b->config->sparse[l];
     spec.ram_bytes =
         (uint64_t)(share * (double)(sparse * b->config->experts * layout.record_bytes));
+    spec.heat = known ? b->heat : NULL;
     check(en_store_open(&spec, &store, &err), &err);
     fixed = static_set(b, (uint32_t)(spec.ram_bytes / layout.record_bytes / sparse));
     for (uint32_t t = 0; t < tokens / 2; t++)
@@ -262,14 +263,15 @@ int main(int argc, char **argv)
     rt_err err = {RT_OK, ""};
 
     if (argc < 3) {
-        fprintf(stderr, "usage: bench_store CONTAINER USAGE [SHARE [TOKENS [FIRST_LAYER]]]\n");
+        fprintf(stderr,
+                "usage: bench_store CONTAINER USAGE [SHARE [TOKENS [FIRST_LAYER [known]]]]\n");
         return 2;
     }
     check(md_container_open(argv[1], &container, &err), &err);
     b.container = container;
     b.config = md_container_config(container);
     load_heat(&b, argv[2], first);
-    run(&b, share, tokens);
+    run(&b, share, tokens, argc > 6 && strcmp(argv[6], "known") == 0);
     pl_heat_free(b.heat);
     md_container_close(container);
     return 0;

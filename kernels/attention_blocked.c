@@ -70,7 +70,7 @@ KN_AVX2_INLINE void transpose_8(float *to, const char *const *row, size_t offset
     }
 }
 
-/* to[k][32] = rows' columns begin .. begin+width. */
+/* to[k][i] = rows' columns begin .. begin+width. */
 KN_AVX2_FN static void transpose_block(float (*to)[KN_ATTN_BLOCK], const kn_cache_view *cache,
                                        const char *const *row, uint32_t begin, uint32_t width)
 {
@@ -96,10 +96,10 @@ KN_AVX2_FN static void transpose_block(float (*to)[KN_ATTN_BLOCK], const kn_cach
 typedef struct {
     const kn_cache_view *cache;
     const uint32_t *list; /* NULL: all positions */
-    uint32_t count, size; /* positions in all and of a block, a power of two */
+    uint32_t count, size; /* positions in all and of a block */
     uint32_t steps;       /* of the leaf's loops, over one block */
     uint32_t now;
-    const char *row[2][KN_VALUE_ROWS];
+    const char *row[2][KN_ATTN_BLOCK];
     kn_ahead ahead;
 } row_window;
 
@@ -125,15 +125,14 @@ static const char *const *window_next(row_window *w, uint32_t begin)
     size_t bytes = (size_t)w->cache->width * (w->cache->bf16 ? 2 : 4);
 
     if (begin == 0) find_rows(w, 0);
-    w->ahead = (kn_ahead){.mask = w->size - 1};
+    if (asks == 0) asks = 1;
+    w->ahead = (kn_ahead){.size = w->size};
     if (w->count - begin <= w->size) return row;
     w->now ^= 1;
     find_rows(w, begin + w->size);
-    while (1U << w->ahead.shift < w->size)
-        w->ahead.shift++;
     w->ahead.row = w->row[w->now];
-    w->ahead.end = (uint32_t)(bytes / 64 + 1) * w->size;
-    w->ahead.each = (w->ahead.end + asks - 1) / asks;
+    w->ahead.lines = (uint32_t)(bytes / 64 + 1);
+    w->ahead.each = (w->ahead.lines * w->size + asks - 1) / asks;
     return row;
 }
 

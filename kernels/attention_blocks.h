@@ -11,11 +11,11 @@
 #if KN_X86
 
 enum {
-    KN_ATTN_BLOCK = 32,   /* positions of a score block */
-    KN_SCORE_WIDTH = 192, /* columns of a piece: 24 KiB transposed */
-    KN_INDEX_WIDTH = 256, /* the widest index key done in blocks: 32 KiB */
+    KN_ATTN_BLOCK = 48,   /* positions of a score block */
+    KN_SCORE_WIDTH = 144, /* columns of a piece: 27 KiB transposed */
+    KN_INDEX_WIDTH = 256, /* the widest index key done in blocks */
     KN_VALUE_ROWS = 32,
-    KN_VALUE_WIDTH = 128 /* columns of a piece: 16 KiB of widened rows */
+    KN_VALUE_WIDTH = 192 /* columns of a piece: 24 KiB of widened rows */
 };
 
 /* How many of `left` heads a leaf takes next: `most` (6 or 8), or what a tail is made of. */
@@ -40,9 +40,9 @@ static inline uint32_t kn_heads_step(uint32_t left, uint32_t most)
  * turn comes. Asked for in one burst they would hold up the loads of the block at hand; one a step
  * costs a tenth of the speed. */
 typedef struct {
-    const char *const *row; /* [mask + 1] */
-    uint32_t mask, shift;   /* the block has mask + 1 = 2^shift rows */
-    uint32_t next, end;     /* line i of all rows comes before line i + 1 */
+    const char *const *row; /* [size] */
+    uint32_t size, lines;   /* rows, and lines of each: row by row, as a prefetcher likes it */
+    uint32_t next, line;    /* row and line */
     uint32_t each;          /* lines to ask for at a time */
 } kn_ahead;
 
@@ -50,13 +50,13 @@ enum { KN_AHEAD_STEPS = 8 };
 
 static inline void kn_ahead_ask(kn_ahead *ahead)
 {
-    uint32_t stop = ahead->next + ahead->each;
+    for (uint32_t i = 0; i < ahead->each && ahead->next < ahead->size; i++) {
+        uintptr_t row = (uintptr_t)ahead->row[ahead->next];
 
-    if (stop > ahead->end) stop = ahead->end;
-    for (; ahead->next < stop; ahead->next++) {
-        uintptr_t row = (uintptr_t)ahead->row[ahead->next & ahead->mask];
-
-        __builtin_prefetch((const void *)(row + (ahead->next >> ahead->shift) * 64U), 0, 2);
+        __builtin_prefetch((const void *)(row + ahead->line * 64U), 0, 2);
+        if (++ahead->line < ahead->lines) continue;
+        ahead->line = 0;
+        ahead->next++;
     }
 }
 

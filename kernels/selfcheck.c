@@ -22,8 +22,8 @@ enum {
     TOKENS = 11,    /* 8 + 3, 4 + 4 + 3 */
     N = 4096,       /* of functions of one row */
     HEADS = 15,     /* 8 + 4 + 2 + 1, 6 + 6 + 2 + 1 */
-    WIDTH = 300,    /* two pieces of score columns, the last short */
-    RANK = 172,     /* two pieces of value columns, the last short */
+    WIDTH = 300,    /* three pieces of score columns, the last short */
+    RANK = 230,     /* two pieces of value columns, the last short */
     CACHE = 240,    /* cached rows */
     POSITIONS = 75, /* of them attended: two blocks and a tail */
 };
@@ -278,8 +278,8 @@ static const check checks[] = {
     {"rope", check_rope, KN_F32, 0, false, 0x86ff8f3bc5042e50},
     {"combine grid", check_grid, KN_F32, 0, false, 0x7bc770625c145e4f},
     {"argmax and top-k", check_selection, KN_F32, 0, false, 0xc883d1c505983fa1},
-    {"attention, f32 cache", check_attention, KN_F32, 0, false, 0xe387ed54c7d4f96a},
-    {"attention, bf16 cache", check_attention, KN_F32, 0, true, 0x0fdb466b9ab38bca},
+    {"attention, f32 cache", check_attention, KN_F32, 0, false, 0xa5606ab3079944bd},
+    {"attention, bf16 cache", check_attention, KN_F32, 0, true, 0x1d84a0619c221297},
     {"index scores, f32 keys", check_index, KN_F32, 0, false, 0x9a7ee82bf10998be},
     {"index scores, bf16 keys", check_index, KN_F32, 0, true, 0xc6ced05936c3225b},
 };

@@ -197,14 +197,24 @@ def check_a_bad_usage_text_is_refused_by_line_and_changes_nothing():
     want(done.returncode == 1 and "missing.txt" in done.stderr, "missing", done)
 
 
+def open_inodes(pid):
+    """Of a process that opens and closes files meanwhile: what is gone is not open."""
+    found = set()
+    for fd in descriptors(pid):
+        try:
+            found.add(os.stat(f"/proc/{pid}/fd/{fd}").st_ino)
+        except FileNotFoundError:
+            pass
+    return found
+
+
 def check_an_import_waits_for_the_lock():
     path = usage("2 3 10\n")
     with open(heat_file + ".lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         child = subprocess.Popen([moesaic, "heat", "import", model, path], stderr=subprocess.DEVNULL)
         inode = os.fstat(lock.fileno()).st_ino
-        while child.poll() is None and not any(
-                os.stat(f"/proc/{child.pid}/fd/{fd}").st_ino == inode for fd in descriptors(child.pid)):
+        while child.poll() is None and inode not in open_inodes(child.pid):
             pass
         want(child.poll() is None and not os.path.exists(heat_file), "it waits")
     want(child.wait(timeout=30) == 0 and figures()["selections"] == 10, "then imports")

@@ -88,7 +88,7 @@ static void every_message_comes_back_as_it_was(void **state)
         {.type = TR_CONTROL_PROGRESS, .progress = {.done_bytes = 5, .total_bytes = UINT64_MAX}},
         {.type = TR_CONTROL_READY, .ready = {.records = 9, .records_in_ram = 9, .ram_bytes = 1}},
         {.type = TR_CONTROL_STATS_REQUEST},
-        {.type = TR_CONTROL_STATS_REPLY, .stats_reply = {1, 2, 3, 4, 5, 6, UINT64_MAX}},
+        {.type = TR_CONTROL_STATS_REPLY, .stats_reply = {1, 2, 3, 4, 5, 6, UINT64_MAX, 8, 9, 10}},
         {.type = TR_CONTROL_STOP, .stop = {.clean = true, .reason = "done"}},
         {.type = TR_CONTROL_STOP},
     };

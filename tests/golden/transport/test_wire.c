@@ -176,7 +176,13 @@ static void ready(sample *out)
 static void stats_reply(sample *out)
 {
     tr_control message = {.type = TR_CONTROL_STATS_REPLY,
-                          .stats_reply = {1, 2, 3, 4, 5, 6, UINT64_MAX}};
+                          .stats_reply = {.hits = 1,
+                                          .reads = 2,
+                                          .read_bytes = 3,
+                                          .wait_ns = 4,
+                                          .compute_ns = 5,
+                                          .frames = 6,
+                                          .rows = UINT64_MAX}};
 
     control(out, &message);
 }

@@ -3,9 +3,12 @@
  * gives 12 % less). Absent lanes are computed and not stored: only a list's last block has some. */
 #include "kernels/attention_blocks.h"
 
+#include "kernels/mathf_poly.h"
+
 #if KN_X86
 
 #include <immintrin.h>
+#include <math.h>
 #include <string.h>
 
 enum { HEADS = 8, VECTORS = 3, LANES = 16 * VECTORS };
@@ -196,6 +199,64 @@ KN_AVX512_FN static void index_leaf(float *total, const float *q, const float *w
     }
     for (int j = 0; j < VECTORS; j++)
         _mm512_storeu_ps(total + 16 * j, sum[j]);
+}
+
+/* kn_expf per lane, step for step. */
+KN_AVX512_INLINE __m512 exp16(__m512 x)
+{
+    const __m512 magic = _mm512_set1_ps(KN_ROUND_MAGIC);
+    __m512 t = _mm512_fmadd_ps(x, _mm512_set1_ps(KN_LOG2E), magic);
+    __m512 n = _mm512_sub_ps(t, magic);
+    __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(-KN_LN2_HI), x);
+    __mmask16 over = _mm512_cmp_ps_mask(x, _mm512_set1_ps(KN_EXP_MAX), _CMP_GT_OQ);
+    __mmask16 under = _mm512_cmp_ps_mask(x, _mm512_set1_ps(KN_EXP_MIN), _CMP_LT_OQ);
+    __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    __m512 p;
+
+    r = _mm512_fmadd_ps(n, _mm512_set1_ps(-KN_LN2_LO), r);
+    p = _mm512_fmadd_ps(_mm512_set1_ps(KN_EXP_C5), r, _mm512_set1_ps(KN_EXP_C4));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(KN_EXP_C3));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(KN_EXP_C2));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(KN_EXP_C1));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(KN_EXP_C0));
+    p = _mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r);
+    p = _mm512_add_ps(p, _mm512_set1_ps(1.0F));
+    p = _mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
+    p = _mm512_mask_mov_ps(p, over, _mm512_set1_ps(INFINITY));
+    p = _mm512_mask_mov_ps(p, under, _mm512_setzero_ps());
+    return _mm512_mask_add_ps(p, nan, x, x);
+}
+
+/* The 32 lanes of the sum are two registers. */
+KN_AVX512_FN float kn_avx512_softmax_exp(float *score, uint32_t count)
+{
+    __m512 best = _mm512_set1_ps(-INFINITY);
+    __m512 lane[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    __m256 a;
+    __m128 m;
+
+    /* max_ps(v, best) gives best when v is NaN, as the reference's comparison does. */
+    for (uint32_t i = 0; i < count; i += 16)
+        best =
+            _mm512_max_ps(_mm512_mask_loadu_ps(best, mask_of(count - i).part[0], score + i), best);
+    a = _mm256_max_ps(_mm512_castps512_ps256(best), _mm512_extractf32x8_ps(best, 1));
+    m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    best = _mm512_set1_ps(_mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m))));
+    for (uint32_t i = 0; i < count; i += 16) {
+        const __mmask16 mask = mask_of(count - i).part[0];
+        __m512 e = exp16(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, score + i), best));
+
+        e = _mm512_maskz_mov_ps(mask, e);
+        _mm512_mask_storeu_ps(score + i, mask, e);
+        lane[i / 16 % 2] = _mm512_add_ps(lane[i / 16 % 2], e);
+    }
+    lane[0] = _mm512_add_ps(lane[0], lane[1]);
+    a = _mm256_add_ps(_mm512_castps512_ps256(lane[0]), _mm512_extractf32x8_ps(lane[0], 1));
+    m = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    m = _mm_add_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_add_ss(m, _mm_movehdup_ps(m)));
 }
 
 /* The row goes to a block whose columns are a multiple of 16. */

@@ -48,6 +48,7 @@
     X(attn_scores, void,                                                                           \
       (float *score, const float *q, size_t q_stride, uint32_t heads, const kn_cache_view *cache,  \
        const uint32_t *list, uint32_t count, float scale))                                         \
+    X(softmax_exp, float, (float *score, uint32_t count))                                          \
     X(attn_values, void,                                                                           \
       (float *out, size_t out_stride, const float *e, const float *sum, uint32_t heads,            \
        uint32_t rank, const kn_cache_view *cache, const uint32_t *list, uint32_t count))           \
@@ -74,7 +75,6 @@
     X(rope_apply, void,                                                                            \
       (float *v, size_t stride, size_t count, const float *cos_in, const float *sin_in,            \
        uint32_t dim))                                                                              \
-    X(softmax_exp, float, (float *score, uint32_t count))                                          \
     X(cache_store, void, (void *row, bool bf16, const float *values, uint32_t count))              \
     X(cache_load, void, (float *values, bool bf16, const void *row, uint32_t count))               \
     X(grid_max, uint32_t, (const float *y, float ws, size_t n))                                    \

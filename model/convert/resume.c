@@ -25,7 +25,7 @@ typedef struct {
     uint64_t count, bytes;
 } look;
 
-/* Takes the ledger's word, for now. */
+/* Takes the ledger's word; the records are read back before they count. */
 static rt_status take_entries(md_conversion *c, rt_err *err)
 {
     uint64_t count = 0;

@@ -188,6 +188,12 @@ static rt_status prepare_prompt(app_session *session, head_run *run, const md_id
     const void *image = md_container_tokenizer(container, &image_bytes);
 
     run->thinking = ids == NULL && !options->raw && !options->no_think;
+    if (image == NULL)
+        return rt_fail(
+            err, RT_EIO,
+            "%s/tokenizer.bin is missing: this copy serves expert nodes only; copy the file "
+            "from a complete one",
+            md_container_dir(container));
     RT_TRY(md_tokenizer_open(image, image_bytes, &run->tokenizer, err));
     RT_TRY(app_prompt_encode(&spec, run->tokenizer, &run->prompt, err));
     return app_prompt_check(run->prompt.ids, run->prompt.count,

@@ -209,6 +209,19 @@ static rt_status check_memory(const md_conversion *c, rt_team *team, md_convert_
 
 /* ---- converting ---- */
 
+/* The target's own entry must outlive a power loss too: with --consume its records soon are all there
+ * is. A parent that may not be read cannot be synced; then the system's own write-back has to do. */
+static rt_status sync_parent(const char *dir, rt_err *err)
+{
+    char *parent = md_parent_of(dir);
+    rt_status status = RT_OK;
+
+    if (parent == NULL) return rt_fail(err, RT_ENOMEM, "the folder of %s", dir);
+    if (access(parent, R_OK) == 0) status = rt_dir_sync(parent, err);
+    free(parent);
+    return status;
+}
+
 static rt_status create_target(md_conversion *c, rt_err *err)
 {
     const char *dir = c->spec->target;
@@ -216,6 +229,7 @@ static rt_status create_target(md_conversion *c, rt_err *err)
     if (mkdir(dir, 0755) != 0 && errno != EEXIST)
         return rt_fail(err, errno == ENOSPC ? RT_ENOSPACE : RT_EIO, "create %s: %s", dir,
                        strerror(errno));
+    if (c->ledger == NULL) RT_TRY(sync_parent(dir, err));
     if (c->ledger == NULL) RT_TRY(md_ledger_create(dir, &c->options, c->source, &c->ledger, err));
     return md_target_create(dir, &c->plan, &c->target, err);
 }

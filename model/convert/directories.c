@@ -80,7 +80,7 @@ rt_status md_directories_check(const char *source, const char *target, rt_err *e
 
 /* ---- the target ---- */
 
-static char *parent_of(const char *path)
+char *md_parent_of(const char *path)
 {
     char *parent = strdup(path);
     size_t length = parent == NULL ? 0 : strlen(parent);
@@ -111,7 +111,7 @@ rt_status md_directory_check_writable(const char *dir, rt_err *err)
     rt_status status;
 
     if (stat(dir, &info) == 0) return check_access(dir, err);
-    parent = parent_of(dir);
+    parent = md_parent_of(dir);
     if (parent == NULL) return rt_fail(err, RT_ENOMEM, "%s", dir);
     if (stat(parent, &info) != 0)
         status = errno == ENOENT

@@ -379,6 +379,14 @@ def check_under_mpirun_a_nodes_table_stays_readable():
     want(done.returncode == 1 and "; expert scratch" in line and "raise --ram" in line and "?" not in line, line, done)
 
 
+def check_a_missing_tokenizer_is_named():
+    part = os.path.join(work, "no-tokenizer")
+    shutil.copytree(model, part)
+    os.remove(os.path.join(part, "tokenizer.bin"))
+    done = call("run", part, "--prompt", "x", "-n", 2)
+    want(done.returncode == 1 and "tokenizer.bin is missing" in done.stderr, "named", done)
+
+
 def check_a_damaged_record_is_named():
     bad = os.path.join(work, "damaged")
     shutil.copytree(model, bad)

@@ -4,6 +4,7 @@
 #include "base/check.h"
 #include "kernels/ops.h"
 
+#include <math.h>
 #include <string.h>
 
 static uint32_t bits_of(float x)
@@ -135,4 +136,22 @@ uint16_t kn_quant_q4_group(const float *w, uint32_t n, int8_t *q)
 {
     RT_ASSERT(n >= 1 && n <= 64);
     return kn_ops_active()->quant_q4_group(w, n, q);
+}
+
+/* One plain function for all variants: it runs for a few tensors of an import only. */
+float kn_quant_q8f32_group(const float *w, uint32_t n, int8_t *q)
+{
+    float amax = 0, scale;
+
+    RT_ASSERT(n >= 1 && n <= 64);
+    for (uint32_t i = 0; i < n; i++)
+        if (fabsf(w[i]) > amax) amax = fabsf(w[i]);
+    scale = amax / 127.0F;
+    for (uint32_t i = 0; i < n; i++) {
+        /* At most 190.5, with the smallest scales; the sum's last bit is 1, so it rounds itself. */
+        float x = scale == 0 ? 0 : w[i] / scale + 0x1.8p23F - 0x1.8p23F;
+
+        q[i] = (int8_t)(x < -127.0F ? -127.0F : x > 127.0F ? 127.0F : x);
+    }
+    return scale;
 }

@@ -52,6 +52,10 @@ void kn_rows_sums(const int8_t *q, uint32_t rows, uint32_t cols, uint32_t group,
 uint16_t kn_quant_q8_group(const float *w, uint32_t n, int8_t *q);
 uint16_t kn_quant_q4_group(const float *w, uint32_t n, int8_t *q);
 
+/* The same for q8f32, whose scale is the f32 amax / 127: q = RNE(w / scale) clipped to +-127; a scale
+ * that is 0 gives q = 0. */
+float kn_quant_q8f32_group(const float *w, uint32_t n, int8_t *q);
+
 /* IEEE conversions, round to nearest even; bit-exact and independent of F16C. */
 uint16_t kn_f16_from_f32(float x);
 float kn_f32_from_f16(uint16_t h);

@@ -141,8 +141,9 @@ static rt_status read_format(const json_t *root, const char *key, kn_format *out
 
     RT_TRY(read_text(root, key, &text, err));
     if (!kn_format_parse(text, out))
-        return rt_fail(err, RT_EUNSUPPORTED, "%s: expected f32, bf16, q8 or q4, found \"%.40s\"",
-                       key, text);
+        return rt_fail(err, RT_EUNSUPPORTED,
+                       "%s: expected f32, bf16, q8, q4, q8f32 or q4f32, found \"%.40s\"", key,
+                       text);
     return RT_OK;
 }
 

@@ -16,15 +16,6 @@ void kn_matmul(float *y, size_t y_stride, const kn_rows *x, const kn_qmat *w, ui
     RT_ASSERT(((uintptr_t)w->data & 63) == 0);
     RT_ASSERT(y_stride >= row_end || x->rows <= 1);
     if (row_begin == row_end) return;
-    if (kn_format_has_f32_scales(w->format)) {
-        if (x->q == NULL)
-            kn_ref_matmul_float(y, y_stride, x, w, row_begin, row_end);
-        else if (kn_format_is_q4(w->format))
-            kn_ref_matmul_q4(y, y_stride, x, w, row_begin, row_end);
-        else
-            kn_ref_matmul_q8(y, y_stride, x, w, row_begin, row_end);
-        return;
-    }
     if (kn_format_is_int(w->format) && x->q != NULL) {
         RT_ASSERT(x->group == w->group && x->scale != NULL && x->sum != NULL);
         if (kn_format_is_q4(w->format))

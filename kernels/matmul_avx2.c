@@ -1,4 +1,4 @@
-/* matmul_avx2.c - q4 and q8 weights times int8 activations with AVX2.
+/* matmul_avx2.c - q4 and q8 weights times int8 activations with AVX2; f16 and f32 scales.
  *
  * maddubs multiplies unsigned by signed bytes and adds pairs into 16 bits. A q4 weight is stored as
  * an unsigned nibble: 8 products of two add up to 8 * 2 * 15 * 128 = 30,720 at most, so 32 inputs
@@ -18,11 +18,16 @@ typedef struct {
     __m256 scale[2]; /* of the 16 rows */
 } group_scales;
 
-KN_AVX2_INLINE group_scales load_scales(const uint8_t *at)
+KN_AVX2_INLINE group_scales load_scales(const uint8_t *at, bool f32_scales)
 {
     const __m128i *h = (const __m128i *)(const void *)at;
     group_scales s;
 
+    if (f32_scales) {
+        s.scale[0] = _mm256_loadu_ps((const float *)(const void *)at);
+        s.scale[1] = _mm256_loadu_ps((const float *)(const void *)(at + 32));
+        return s;
+    }
     s.scale[0] = _mm256_cvtph_ps(_mm_loadu_si128(h));
     s.scale[1] = _mm256_cvtph_ps(_mm_loadu_si128(h + 1));
     return s;
@@ -81,7 +86,8 @@ KN_AVX2_INLINE void q4_lines(__m256i (*sum)[2], const uint8_t *w, const int8_t *
 }
 
 KN_AVX2_INLINE void q4_tile(const uint8_t *w, const kn_rows *x, uint32_t s, float *out,
-                            size_t out_stride, kn_tile_ahead ahead, uint32_t group, int T)
+                            size_t out_stride, kn_tile_ahead ahead, uint32_t group, bool f32_scales,
+                            int T)
 {
     const int lines = group == 16 ? 2 : 4;
     uint32_t groups = kn_groups(x->cols, group);
@@ -95,11 +101,11 @@ KN_AVX2_INLINE void q4_tile(const uint8_t *w, const kn_rows *x, uint32_t s, floa
     for (int t = 0; t < T; t++)
         acc[t][0] = acc[t][1] = _mm256_setzero_ps();
     for (uint32_t g = 0; g < groups; g++) {
-        group_scales sw = load_scales(w);
+        group_scales sw = load_scales(w, f32_scales);
         __m256i sum[4][2];
 
-        w += KN_SCALE_BYTES;
-        ahead.at += ahead.scales;
+        w += kn_scales_size(f32_scales);
+        kn_prefetch_scales(&ahead, f32_scales);
         KN_UNROLL
         for (int t = 0; t < T; t++)
             sum[t][0] = sum[t][1] = _mm256_set1_epi32(-8 * offset[(size_t)t * groups + g]);
@@ -165,7 +171,7 @@ KN_AVX2_INLINE void q8_lines(__m256i (*sum)[2], const uint8_t *w, const int8_t *
 }
 
 KN_AVX2_INLINE void q8_tile(const uint8_t *w, const kn_rows *x, uint32_t s, float *out,
-                            size_t out_stride, kn_tile_ahead ahead, int T)
+                            size_t out_stride, kn_tile_ahead ahead, bool f32_scales, int T)
 {
     uint32_t group = x->group, groups = kn_groups(x->cols, group);
     size_t x_stride = (size_t)groups * group;
@@ -178,11 +184,11 @@ KN_AVX2_INLINE void q8_tile(const uint8_t *w, const kn_rows *x, uint32_t s, floa
     for (int t = 0; t < T; t++)
         acc[t][0] = acc[t][1] = _mm256_setzero_ps();
     for (uint32_t g = 0; g < groups; g++) {
-        group_scales sw = load_scales(w);
+        group_scales sw = load_scales(w, f32_scales);
         __m256i sum[4][2];
 
-        w += KN_SCALE_BYTES;
-        ahead.at += ahead.scales;
+        w += kn_scales_size(f32_scales);
+        kn_prefetch_scales(&ahead, f32_scales);
         KN_UNROLL
         for (int t = 0; t < T; t++)
             sum[t][0] = sum[t][1] = _mm256_set1_epi32(-128 * offset[(size_t)t * groups + g]);
@@ -207,46 +213,64 @@ KN_AVX2_INLINE void q8_tile(const uint8_t *w, const kn_rows *x, uint32_t s, floa
     }
 }
 
-#define Q4_KERNEL(group, T)                                                                        \
-    KN_AVX2_FN static void q4_g##group##_t##T(const uint8_t *tile, const kn_rows *x, uint32_t s,   \
-                                              float *out, size_t out_stride, kn_tile_ahead ahead)  \
+/* name is of a format, for the scales that it has. */
+#define Q4_KERNEL(name, f32_scales, group, T)                                                      \
+    KN_AVX2_FN static void name##_g##group##_t##T(const uint8_t *tile, const kn_rows *x,           \
+                                                  uint32_t s, float *out, size_t out_stride,       \
+                                                  kn_tile_ahead ahead)                             \
     {                                                                                              \
-        q4_tile(tile, x, s, out, out_stride, ahead, group, T);                                     \
+        q4_tile(tile, x, s, out, out_stride, ahead, group, f32_scales, T);                         \
     }
-#define Q4_KERNELS(group)                                                                          \
-    Q4_KERNEL(group, 1) Q4_KERNEL(group, 2) Q4_KERNEL(group, 3) Q4_KERNEL(group, 4)
-Q4_KERNELS(16)
-Q4_KERNELS(32)
-Q4_KERNELS(64)
+#define Q4_KERNELS(name, f32_scales, group)                                                        \
+    Q4_KERNEL(name, f32_scales, group, 1)                                                          \
+    Q4_KERNEL(name, f32_scales, group, 2)                                                          \
+    Q4_KERNEL(name, f32_scales, group, 3)                                                          \
+    Q4_KERNEL(name, f32_scales, group, 4)
+Q4_KERNELS(q4, false, 16)
+Q4_KERNELS(q4, false, 32)
+Q4_KERNELS(q4, false, 64)
+Q4_KERNELS(q4f32, true, 16)
+Q4_KERNELS(q4f32, true, 32)
+Q4_KERNELS(q4f32, true, 64)
 
-#define Q8_KERNEL(T)                                                                               \
-    KN_AVX2_FN static void q8_t##T(const uint8_t *tile, const kn_rows *x, uint32_t s, float *out,  \
-                                   size_t out_stride, kn_tile_ahead ahead)                         \
+#define Q8_KERNEL(name, f32_scales, T)                                                             \
+    KN_AVX2_FN static void name##_t##T(const uint8_t *tile, const kn_rows *x, uint32_t s,          \
+                                       float *out, size_t out_stride, kn_tile_ahead ahead)         \
     {                                                                                              \
-        q8_tile(tile, x, s, out, out_stride, ahead, T);                                            \
+        q8_tile(tile, x, s, out, out_stride, ahead, f32_scales, T);                                \
     }
-Q8_KERNEL(1)
-Q8_KERNEL(2)
-Q8_KERNEL(3)
-Q8_KERNEL(4)
+#define Q8_KERNELS(name, f32_scales)                                                               \
+    Q8_KERNEL(name, f32_scales, 1)                                                                 \
+    Q8_KERNEL(name, f32_scales, 2)                                                                 \
+    Q8_KERNEL(name, f32_scales, 3)                                                                 \
+    Q8_KERNEL(name, f32_scales, 4)
+Q8_KERNELS(q8, false)
+Q8_KERNELS(q8f32, true)
+
+#define BY_TOKENS(name)                                                                            \
+    {                                                                                              \
+        name##_t1, name##_t2, name##_t3, name##_t4                                                 \
+    }
 
 void kn_avx2_matmul_q4(float *y, size_t y_stride, const kn_rows *x, const kn_qmat *w,
                        uint32_t row_begin, uint32_t row_end)
 {
-    static const kn_tile_kernel kernels[3][4] = {{q4_g16_t1, q4_g16_t2, q4_g16_t3, q4_g16_t4},
-                                                 {q4_g32_t1, q4_g32_t2, q4_g32_t3, q4_g32_t4},
-                                                 {q4_g64_t1, q4_g64_t2, q4_g64_t3, q4_g64_t4}};
+    static const kn_tile_kernel kernels[2][3][4] = {
+        {BY_TOKENS(q4_g16), BY_TOKENS(q4_g32), BY_TOKENS(q4_g64)},
+        {BY_TOKENS(q4f32_g16), BY_TOKENS(q4f32_g32), BY_TOKENS(q4f32_g64)}};
     int row = w->group == 64 ? 2 : w->group == 32 ? 1 : 0;
+    int wide = kn_format_has_f32_scales(w->format);
 
-    kn_tiles_run(kernels[row], 4, y, y_stride, x, w, row_begin, row_end);
+    kn_tiles_run(kernels[wide][row], 4, y, y_stride, x, w, row_begin, row_end);
 }
 
 void kn_avx2_matmul_q8(float *y, size_t y_stride, const kn_rows *x, const kn_qmat *w,
                        uint32_t row_begin, uint32_t row_end)
 {
-    static const kn_tile_kernel kernels[4] = {q8_t1, q8_t2, q8_t3, q8_t4};
+    static const kn_tile_kernel kernels[2][4] = {BY_TOKENS(q8), BY_TOKENS(q8f32)};
 
-    kn_tiles_run(kernels, 4, y, y_stride, x, w, row_begin, row_end);
+    kn_tiles_run(kernels[kn_format_has_f32_scales(w->format)], 4, y, y_stride, x, w, row_begin,
+                 row_end);
 }
 
 #endif

@@ -22,6 +22,12 @@ KN_AVX512_INLINE __m512i broadcast4(const int8_t *at)
     return _mm512_set1_epi32(kn_load_i32(at));
 }
 
+KN_AVX512_INLINE __m512 load_scales(const uint8_t *at, bool f32_scales)
+{
+    if (f32_scales) return _mm512_loadu_ps((const void *)at);
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)at));
+}
+
 /* Adds one line (q4: 8 inputs, q8: 4) to the sums of T tokens. */
 KN_AVX512_INLINE void int_line(__m512i (*sum)[2], const uint8_t *w, const int8_t *x,
                                size_t x_stride, int j, kn_tile_ahead *ahead, bool q4, int T)
@@ -54,7 +60,8 @@ KN_AVX512_INLINE void int_line(__m512i (*sum)[2], const uint8_t *w, const int8_t
 }
 
 KN_AVX512_INLINE void int_tile(const uint8_t *w, const kn_rows *x, uint32_t s, float *out,
-                               size_t out_stride, kn_tile_ahead ahead, bool q4, int T)
+                               size_t out_stride, kn_tile_ahead ahead, bool q4, bool f32_scales,
+                               int T)
 {
     const uint32_t group = x->group, per_line = q4 ? 8 : 4;
     uint32_t groups = kn_groups(x->cols, group);
@@ -68,11 +75,11 @@ KN_AVX512_INLINE void int_tile(const uint8_t *w, const kn_rows *x, uint32_t s, f
     for (int t = 0; t < T; t++)
         acc[t] = _mm512_setzero_ps();
     for (uint32_t g = 0; g < groups; g++) {
-        __m512 sw = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)w));
+        __m512 sw = load_scales(w, f32_scales);
         __m512i sum[KN_TOKENS_MAX][2];
 
-        w += KN_SCALE_BYTES;
-        ahead.at += ahead.scales;
+        w += kn_scales_size(f32_scales);
+        kn_prefetch_scales(&ahead, f32_scales);
         KN_UNROLL
         for (int t = 0; t < T; t++) {
             sum[t][0] = _mm512_set1_epi32((q4 ? -8 : -128) * offset[(size_t)t * groups + g]);
@@ -97,42 +104,48 @@ KN_AVX512_INLINE void int_tile(const uint8_t *w, const kn_rows *x, uint32_t s, f
         _mm512_storeu_ps(out + (size_t)t * out_stride, acc[t]);
 }
 
-#define INT_KERNEL(T)                                                                              \
-    KN_AVX512_FN static void q4_t##T(const uint8_t *tile, const kn_rows *x, uint32_t s,            \
-                                     float *out, size_t out_stride, kn_tile_ahead ahead)           \
+/* name is of a format, for the integers and scales that it has. */
+#define INT_KERNEL(name, q4, f32_scales, T)                                                        \
+    KN_AVX512_FN static void name##_t##T(const uint8_t *tile, const kn_rows *x, uint32_t s,        \
+                                         float *out, size_t out_stride, kn_tile_ahead ahead)       \
     {                                                                                              \
-        int_tile(tile, x, s, out, out_stride, ahead, true, T);                                     \
-    }                                                                                              \
-    KN_AVX512_FN static void q8_t##T(const uint8_t *tile, const kn_rows *x, uint32_t s,            \
-                                     float *out, size_t out_stride, kn_tile_ahead ahead)           \
-    {                                                                                              \
-        int_tile(tile, x, s, out, out_stride, ahead, false, T);                                    \
+        int_tile(tile, x, s, out, out_stride, ahead, q4, f32_scales, T);                           \
     }
-INT_KERNEL(1)
-INT_KERNEL(2)
-INT_KERNEL(3)
-INT_KERNEL(4)
-INT_KERNEL(5)
-INT_KERNEL(6)
-INT_KERNEL(7)
-INT_KERNEL(8)
+#define INT_KERNELS(name, q4, f32_scales)                                                          \
+    INT_KERNEL(name, q4, f32_scales, 1)                                                            \
+    INT_KERNEL(name, q4, f32_scales, 2)                                                            \
+    INT_KERNEL(name, q4, f32_scales, 3)                                                            \
+    INT_KERNEL(name, q4, f32_scales, 4)                                                            \
+    INT_KERNEL(name, q4, f32_scales, 5)                                                            \
+    INT_KERNEL(name, q4, f32_scales, 6)                                                            \
+    INT_KERNEL(name, q4, f32_scales, 7)                                                            \
+    INT_KERNEL(name, q4, f32_scales, 8)
+INT_KERNELS(q4, true, false)
+INT_KERNELS(q8, false, false)
+INT_KERNELS(q4f32, true, true)
+INT_KERNELS(q8f32, false, true)
+
+#define BY_TOKENS(name)                                                                            \
+    {                                                                                              \
+        name##_t1, name##_t2, name##_t3, name##_t4, name##_t5, name##_t6, name##_t7, name##_t8     \
+    }
 
 void kn_avx512_matmul_q4(float *y, size_t y_stride, const kn_rows *x, const kn_qmat *w,
                          uint32_t row_begin, uint32_t row_end)
 {
-    static const kn_tile_kernel kernels[KN_TOKENS_MAX] = {q4_t1, q4_t2, q4_t3, q4_t4,
-                                                          q4_t5, q4_t6, q4_t7, q4_t8};
+    static const kn_tile_kernel kernels[2][KN_TOKENS_MAX] = {BY_TOKENS(q4), BY_TOKENS(q4f32)};
 
-    kn_tiles_run(kernels, KN_TOKENS_MAX, y, y_stride, x, w, row_begin, row_end);
+    kn_tiles_run(kernels[kn_format_has_f32_scales(w->format)], KN_TOKENS_MAX, y, y_stride, x, w,
+                 row_begin, row_end);
 }
 
 void kn_avx512_matmul_q8(float *y, size_t y_stride, const kn_rows *x, const kn_qmat *w,
                          uint32_t row_begin, uint32_t row_end)
 {
-    static const kn_tile_kernel kernels[KN_TOKENS_MAX] = {q8_t1, q8_t2, q8_t3, q8_t4,
-                                                          q8_t5, q8_t6, q8_t7, q8_t8};
+    static const kn_tile_kernel kernels[2][KN_TOKENS_MAX] = {BY_TOKENS(q8), BY_TOKENS(q8f32)};
 
-    kn_tiles_run(kernels, KN_TOKENS_MAX, y, y_stride, x, w, row_begin, row_end);
+    kn_tiles_run(kernels[kn_format_has_f32_scales(w->format)], KN_TOKENS_MAX, y, y_stride, x, w,
+                 row_begin, row_end);
 }
 
 /* N tiles for T tokens; a chain of fused adds takes 4 cycles, so several run side by side. */

@@ -1,5 +1,5 @@
 /* matmul_avxvnni.c - q4 and q8 weights times int8 activations with the 256-bit dpbusd of AVX-VNNI,
- * for processors that have it without AVX-512 (Intel's since Alder Lake, AMD's Zen 5 has both).
+ * f16 and f32 scales, for processors that have it without AVX-512 (Intel's since Alder Lake, AMD's Zen 5 has both).
  *
  * As in matmul_avx512.c, but a line of 16 rows is two registers and there are only sixteen: four
  * tokens at a time fill them. Integer sums are exact, so their order is free: with one or two
@@ -24,6 +24,13 @@ KN_AVXVNNI_INLINE __m256i load_line(const uint8_t *at)
 KN_AVXVNNI_INLINE __m256i broadcast4(const int8_t *at)
 {
     return _mm256_set1_epi32(kn_load_i32(at));
+}
+
+/* Of half i of the rows. */
+KN_AVXVNNI_INLINE __m256 load_scales(const uint8_t *at, int i, bool f32_scales)
+{
+    if (f32_scales) return _mm256_loadu_ps((const float *)(const void *)(at + 32 * i));
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(at + 16 * i)));
 }
 
 /* Adds one line of 8 inputs. */
@@ -77,7 +84,8 @@ KN_AVXVNNI_INLINE void q8_line(tile_sums *sum, const uint8_t *w, const int8_t *x
 }
 
 KN_AVXVNNI_INLINE void int_tile(const uint8_t *w, const kn_rows *x, uint32_t s, float *out,
-                                size_t out_stride, kn_tile_ahead ahead, bool q4, int T)
+                                size_t out_stride, kn_tile_ahead ahead, bool q4, bool f32_scales,
+                                int T)
 {
     const uint32_t group = x->group, per_line = q4 ? 8 : 4;
     uint32_t groups = kn_groups(x->cols, group);
@@ -91,13 +99,11 @@ KN_AVXVNNI_INLINE void int_tile(const uint8_t *w, const kn_rows *x, uint32_t s, 
     for (int t = 0; t < T; t++)
         acc[t][0] = acc[t][1] = _mm256_setzero_ps();
     for (uint32_t g = 0; g < groups; g++) {
-        const __m128i *h = (const __m128i *)(const void *)w;
-        __m256 sw[2] = {_mm256_cvtph_ps(_mm_loadu_si128(h)),
-                        _mm256_cvtph_ps(_mm_loadu_si128(h + 1))};
+        __m256 sw[2] = {load_scales(w, 0, f32_scales), load_scales(w, 1, f32_scales)};
         tile_sums sum[VNNI_TOKENS];
 
-        w += KN_SCALE_BYTES;
-        ahead.at += ahead.scales;
+        w += kn_scales_size(f32_scales);
+        kn_prefetch_scales(&ahead, f32_scales);
         KN_UNROLL
         for (int t = 0; t < T; t++) {
             KN_UNROLL
@@ -139,36 +145,44 @@ KN_AVXVNNI_INLINE void int_tile(const uint8_t *w, const kn_rows *x, uint32_t s, 
     }
 }
 
-#define INT_KERNEL(T)                                                                              \
-    KN_AVXVNNI_FN static void q4_t##T(const uint8_t *tile, const kn_rows *x, uint32_t s,           \
-                                      float *out, size_t out_stride, kn_tile_ahead ahead)          \
+/* name is of a format, for the integers and scales that it has. */
+#define INT_KERNEL(name, q4, f32_scales, T)                                                        \
+    KN_AVXVNNI_FN static void name##_t##T(const uint8_t *tile, const kn_rows *x, uint32_t s,       \
+                                          float *out, size_t out_stride, kn_tile_ahead ahead)      \
     {                                                                                              \
-        int_tile(tile, x, s, out, out_stride, ahead, true, T);                                     \
-    }                                                                                              \
-    KN_AVXVNNI_FN static void q8_t##T(const uint8_t *tile, const kn_rows *x, uint32_t s,           \
-                                      float *out, size_t out_stride, kn_tile_ahead ahead)          \
-    {                                                                                              \
-        int_tile(tile, x, s, out, out_stride, ahead, false, T);                                    \
+        int_tile(tile, x, s, out, out_stride, ahead, q4, f32_scales, T);                           \
     }
-INT_KERNEL(1)
-INT_KERNEL(2)
-INT_KERNEL(3)
-INT_KERNEL(4)
+#define INT_KERNELS(name, q4, f32_scales)                                                          \
+    INT_KERNEL(name, q4, f32_scales, 1)                                                            \
+    INT_KERNEL(name, q4, f32_scales, 2)                                                            \
+    INT_KERNEL(name, q4, f32_scales, 3)                                                            \
+    INT_KERNEL(name, q4, f32_scales, 4)
+INT_KERNELS(q4, true, false)
+INT_KERNELS(q8, false, false)
+INT_KERNELS(q4f32, true, true)
+INT_KERNELS(q8f32, false, true)
+
+#define BY_TOKENS(name)                                                                            \
+    {                                                                                              \
+        name##_t1, name##_t2, name##_t3, name##_t4                                                 \
+    }
 
 void kn_avxvnni_matmul_q4(float *y, size_t y_stride, const kn_rows *x, const kn_qmat *w,
                           uint32_t row_begin, uint32_t row_end)
 {
-    static const kn_tile_kernel kernels[VNNI_TOKENS] = {q4_t1, q4_t2, q4_t3, q4_t4};
+    static const kn_tile_kernel kernels[2][VNNI_TOKENS] = {BY_TOKENS(q4), BY_TOKENS(q4f32)};
 
-    kn_tiles_run(kernels, VNNI_TOKENS, y, y_stride, x, w, row_begin, row_end);
+    kn_tiles_run(kernels[kn_format_has_f32_scales(w->format)], VNNI_TOKENS, y, y_stride, x, w,
+                 row_begin, row_end);
 }
 
 void kn_avxvnni_matmul_q8(float *y, size_t y_stride, const kn_rows *x, const kn_qmat *w,
                           uint32_t row_begin, uint32_t row_end)
 {
-    static const kn_tile_kernel kernels[VNNI_TOKENS] = {q8_t1, q8_t2, q8_t3, q8_t4};
+    static const kn_tile_kernel kernels[2][VNNI_TOKENS] = {BY_TOKENS(q8), BY_TOKENS(q8f32)};
 
-    kn_tiles_run(kernels, VNNI_TOKENS, y, y_stride, x, w, row_begin, row_end);
+    kn_tiles_run(kernels[kn_format_has_f32_scales(w->format)], VNNI_TOKENS, y, y_stride, x, w,
+                 row_begin, row_end);
 }
 
 #endif

@@ -81,8 +81,15 @@ KN_AVX2_INLINE __m256 decode(const uint8_t *lines, uint32_t k, int i, __m256 sca
     return _mm256_mul_ps(scale, _mm256_cvtepi32_ps(v));
 }
 
+/* Of half i of the rows. */
+KN_AVX2_INLINE __m256 load_scales(const uint8_t *at, int i, bool f32_scales)
+{
+    if (f32_scales) return _mm256_loadu_ps((const float *)(const void *)(at + 32 * i));
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(at + 16 * i)));
+}
+
 /* One tile of a q format for T tokens. */
-KN_AVX2_INLINE void dequant_tile(const kn_float_job *job, bool q4, int T)
+KN_AVX2_INLINE void dequant_tile(const kn_float_job *job, bool q4, bool f32_scales, int T)
 {
     const uint8_t *at = job->tile;
     __m256 acc[4][2];
@@ -92,11 +99,9 @@ KN_AVX2_INLINE void dequant_tile(const kn_float_job *job, bool q4, int T)
         acc[t][0] = acc[t][1] = _mm256_setzero_ps();
     for (uint32_t begin = 0; begin < job->cols; begin += job->group) {
         uint32_t n = job->cols - begin < job->group ? job->cols - begin : job->group;
-        const __m128i *h = (const __m128i *)(const void *)at;
-        __m256 s0 = _mm256_cvtph_ps(_mm_loadu_si128(h));
-        __m256 s1 = _mm256_cvtph_ps(_mm_loadu_si128(h + 1));
+        __m256 s0 = load_scales(at, 0, f32_scales), s1 = load_scales(at, 1, f32_scales);
 
-        at += KN_SCALE_BYTES;
+        at += kn_scales_size(f32_scales);
         for (uint32_t k = 0; k < n; k++) {
             __m256 w0 = decode(at, k, 0, s0, q4), w1 = decode(at, k, 1, s1, q4);
 
@@ -134,19 +139,20 @@ FLOAT_KERNEL(2, 2)
 FLOAT_KERNEL(3, 1)
 FLOAT_KERNEL(3, 2)
 
-#define DEQUANT_KERNEL(T)                                                                          \
-    KN_AVX2_FN static void q4_t##T(const kn_float_job *job)                                        \
+#define DEQUANT_KERNEL(name, q4, f32_scales, T)                                                    \
+    KN_AVX2_FN static void name##_t##T(const kn_float_job *job)                                    \
     {                                                                                              \
-        dequant_tile(job, true, T);                                                                \
-    }                                                                                              \
-    KN_AVX2_FN static void q8_t##T(const kn_float_job *job)                                        \
-    {                                                                                              \
-        dequant_tile(job, false, T);                                                               \
+        dequant_tile(job, q4, f32_scales, T);                                                      \
     }
-DEQUANT_KERNEL(1)
-DEQUANT_KERNEL(2)
-DEQUANT_KERNEL(3)
-DEQUANT_KERNEL(4)
+#define DEQUANT_KERNELS(name, q4, f32_scales)                                                      \
+    DEQUANT_KERNEL(name, q4, f32_scales, 1)                                                        \
+    DEQUANT_KERNEL(name, q4, f32_scales, 2)                                                        \
+    DEQUANT_KERNEL(name, q4, f32_scales, 3)                                                        \
+    DEQUANT_KERNEL(name, q4, f32_scales, 4)
+DEQUANT_KERNELS(q8, false, false)
+DEQUANT_KERNELS(q4, true, false)
+DEQUANT_KERNELS(q8f32, false, true)
+DEQUANT_KERNELS(q4f32, true, true)
 
 static const kn_float_kernels f32_kernels = {{f32_t1_n1, f32_t2_n1, f32_t3_n1, NULL},
                                              {f32_t1_n4, f32_t2_n2, f32_t3_n2, NULL},
@@ -158,20 +164,39 @@ static const kn_float_kernels bf16_kernels = {{bf16_t1_n1, bf16_t2_n1, bf16_t3_n
                                               {4, 2, 2, 0},
                                               3,
                                               32};
-static const kn_float_kernels q8_kernels = {
-    {q8_t1, q8_t2, q8_t3, q8_t4}, {q8_t1, q8_t2, q8_t3, q8_t4}, {1, 1, 1, 1}, 4, 0};
-static const kn_float_kernels q4_kernels = {
-    {q4_t1, q4_t2, q4_t3, q4_t4}, {q4_t1, q4_t2, q4_t3, q4_t4}, {1, 1, 1, 1}, 4, 0};
+#define DEQUANT_TABLE(name)                                                                        \
+    {                                                                                              \
+        {name##_t1, name##_t2, name##_t3, name##_t4},                                              \
+            {name##_t1, name##_t2, name##_t3, name##_t4}, {1, 1, 1, 1}, 4, 0                       \
+    }
+static const kn_float_kernels q8_kernels = DEQUANT_TABLE(q8);
+static const kn_float_kernels q4_kernels = DEQUANT_TABLE(q4);
+static const kn_float_kernels q8f32_kernels = DEQUANT_TABLE(q8f32);
+static const kn_float_kernels q4f32_kernels = DEQUANT_TABLE(q4f32);
+
+static const kn_float_kernels *kernels_of(kn_format format)
+{
+    switch (format) {
+    case KN_F32:
+        return &f32_kernels;
+    case KN_BF16:
+        return &bf16_kernels;
+    case KN_Q8:
+        return &q8_kernels;
+    case KN_Q4:
+        return &q4_kernels;
+    case KN_Q8F32:
+        return &q8f32_kernels;
+    case KN_Q4F32:
+        break;
+    }
+    return &q4f32_kernels;
+}
 
 void kn_avx2_matmul_float(float *y, size_t y_stride, const kn_rows *x, const kn_qmat *w,
                           uint32_t row_begin, uint32_t row_end)
 {
-    const kn_float_kernels *kernels = w->format == KN_F32    ? &f32_kernels
-                                      : w->format == KN_BF16 ? &bf16_kernels
-                                      : w->format == KN_Q8   ? &q8_kernels
-                                                             : &q4_kernels;
-
-    kn_float_run(kernels, y, y_stride, x, w, row_begin, row_end);
+    kn_float_run(kernels_of(w->format), y, y_stride, x, w, row_begin, row_end);
 }
 
 #endif

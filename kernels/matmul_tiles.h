@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { KN_SCALE_BYTES = KN_TILE_ROWS * 2, KN_LINE_BYTES = 64, KN_TOKENS_MAX = 8 };
+enum { KN_LINE_BYTES = 64, KN_TOKENS_MAX = 8 };
 
 /* What is asked for ahead while a tile is used, and how far that moves on with a line of weights and
  * with the scales of a group. An address, not a pointer: it may lie behind the matrix. */
@@ -25,6 +25,19 @@ static inline void kn_prefetch(kn_tile_ahead *ahead)
     ahead->at += ahead->line;
 }
 
+/* f32 scales fill a line of their own, which is asked for too; f16 scales share one. */
+static inline void kn_prefetch_scales(kn_tile_ahead *ahead, bool f32_scales)
+{
+    if (f32_scales) __builtin_prefetch((const void *)ahead->at);
+    ahead->at += ahead->scales;
+}
+
+/* Bytes of a group's scales where the format is a constant of the kernel. */
+static inline size_t kn_scales_size(bool f32_scales)
+{
+    return KN_TILE_ROWS * (f32_scales ? sizeof(float) : sizeof(uint16_t));
+}
+
 /* Writes out[t][0..16) at stride out_stride for tokens s .. s+T of x, T fixed per kernel. */
 typedef void (*kn_tile_kernel)(const uint8_t *tile, const kn_rows *x, uint32_t s, float *out,
                                size_t out_stride, kn_tile_ahead ahead);
@@ -32,10 +45,11 @@ typedef void (*kn_tile_kernel)(const uint8_t *tile, const kn_rows *x, uint32_t s
 /* When one block takes all tokens, weights are asked for a little ahead. With more blocks each asks
  * for its part of the next tile, evenly over its run: memory then works all the time, not only
  * during the first block. Where prefetching does not pay the line at hand is asked for. */
-static inline kn_tile_ahead kn_tile_ahead_of(const uint8_t *tile, size_t tile_bytes, size_t bytes,
-                                             uint32_t block, uint32_t blocks)
+static inline kn_tile_ahead kn_tile_ahead_of(const uint8_t *tile, const kn_qmat *w,
+                                             size_t tile_bytes, size_t bytes, uint32_t block,
+                                             uint32_t blocks)
 {
-    kn_tile_ahead ahead = {(uintptr_t)tile, KN_LINE_BYTES, KN_SCALE_BYTES};
+    kn_tile_ahead ahead = {(uintptr_t)tile, KN_LINE_BYTES, kn_scale_bytes(w->format)};
     uint32_t parts = 1;
 
     if (bytes == 0) return ahead;
@@ -71,7 +85,7 @@ static inline void kn_tiles_run(const kn_tile_kernel *kernel, uint32_t tokens, f
             uint32_t count = x->rows - s < tokens ? x->rows - s : tokens;
             float *out = y + s * y_stride + n;
             kn_tile_ahead ahead =
-                kn_tile_ahead_of(tile, tile_bytes, ahead_bytes, s / tokens, blocks);
+                kn_tile_ahead_of(tile, w, tile_bytes, ahead_bytes, s / tokens, blocks);
 
             if (live == KN_TILE_ROWS) {
                 kernel[count - 1](tile, x, s, out, y_stride, ahead);

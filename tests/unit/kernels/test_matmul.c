@@ -104,6 +104,9 @@ static void check_shape(bench *b, shape s)
     if (s.rows > 32 && s.tokens < 4) check_variants(b, &x, &w, 16, 32);
 }
 
+static const kn_format int_formats[] = {KN_Q8, KN_Q4, KN_Q8F32, KN_Q4F32};
+enum { INT_FORMATS = sizeof(int_formats) / sizeof(int_formats[0]) };
+
 /* Up to eight tiles and a part of one: kernels take one, two or four tiles at once. */
 static const uint32_t row_counts[] = {1, 5, 16, 17, 31, 40, 64, 77, ROWS_MAX};
 enum { ROW_COUNTS = sizeof(row_counts) / sizeof(row_counts[0]) };
@@ -124,37 +127,34 @@ static void float_variants_equal_the_reference_over_odd_shapes(void **state)
 static void integer_variants_equal_the_reference_over_odd_shapes(void **state)
 {
     static const uint32_t cols[] = {1, 3, 16, 31, 64, 129, 200};
-    static const kn_format formats[] = {KN_Q8, KN_Q4};
 
-    for (int f = 0; f < 2; f++)
+    for (int f = 0; f < INT_FORMATS; f++)
         for (uint32_t group = 16; group <= 64; group *= 2)
             for (uint32_t c = 0; c < sizeof(cols) / sizeof(cols[0]); c++)
                 for (uint32_t r = c % 2; r < ROW_COUNTS; r += 2)
                     for (uint32_t tokens = 1 + r / 2 % 2; tokens <= TOKENS_MAX; tokens += 2)
-                        check_shape(*state, (shape){formats[f], true, row_counts[r], cols[c], group,
-                                                    tokens});
+                        check_shape(*state, (shape){int_formats[f], true, row_counts[r], cols[c],
+                                                    group, tokens});
 }
 
 static void quantised_weights_with_float_rows_equal_the_reference(void **state)
 {
-    static const kn_format formats[] = {KN_Q8, KN_Q4};
 
-    for (int f = 0; f < 2; f++)
+    for (int f = 0; f < INT_FORMATS; f++)
         for (uint32_t group = 16; group <= 64; group *= 2)
             for (uint32_t cols = 1; cols <= 200; cols += 66)
                 for (uint32_t r = 1; r < ROW_COUNTS; r += 3)
                     for (uint32_t tokens = 1; tokens <= TOKENS_MAX; tokens += 1 + r % 2)
-                        check_shape(*state,
-                                    (shape){formats[f], false, row_counts[r], cols, group, tokens});
+                        check_shape(*state, (shape){int_formats[f], false, row_counts[r], cols,
+                                                    group, tokens});
 }
 
 static void extreme_integers_do_not_saturate(void **state)
 {
-    static const kn_format formats[] = {KN_Q8, KN_Q4};
     bench *b = *state;
 
-    for (int f = 0; f < 2; f++) {
-        shape s = {formats[f], true, 16, 192, 64, 5};
+    for (int f = 0; f < INT_FORMATS; f++) {
+        shape s = {int_formats[f], true, 16, 192, 64, 5};
         kn_qmat w;
         kn_rows x;
         int8_t *q;
@@ -165,9 +165,10 @@ static void extreme_integers_do_not_saturate(void **state)
          * any activation, -128 too, must give the exact sum. */
         for (uint32_t g = 0; g < 3; g++) {
             static const uint8_t bytes[3] = {0xff, 0x7f, 0x80};
-            size_t size = 32 + (size_t)16 * 64 / (formats[f] == KN_Q4 ? 2 : 1);
+            size_t scales = kn_format_has_f32_scales(int_formats[f]) ? 64 : 32;
+            size_t size = scales + (size_t)16 * 64 / (kn_format_is_q4(int_formats[f]) ? 2 : 1);
 
-            memset((uint8_t *)b->tiles + g * size + 32, bytes[g], size - 32);
+            memset((uint8_t *)b->tiles + g * size + scales, bytes[g], size - scales);
         }
         q = (int8_t *)b->quantised;
         for (uint32_t i = 0; i < 5 * 192; i++)
@@ -221,9 +222,11 @@ static void no_rows_and_no_outputs_write_nothing(void **state)
 static void the_reference_is_the_product(void **state)
 {
     static const shape shapes[] = {
-        {KN_F32, false, 33, 200, 16, 3}, {KN_BF16, false, 33, 199, 16, 3},
-        {KN_Q8, true, 33, 200, 16, 3},   {KN_Q4, true, 33, 192, 64, 3},
-        {KN_Q8, false, 33, 160, 32, 3},  {KN_Q4, false, 33, 200, 16, 3},
+        {KN_F32, false, 33, 200, 16, 3},   {KN_BF16, false, 33, 199, 16, 3},
+        {KN_Q8, true, 33, 200, 16, 3},     {KN_Q4, true, 33, 192, 64, 3},
+        {KN_Q8, false, 33, 160, 32, 3},    {KN_Q4, false, 33, 200, 16, 3},
+        {KN_Q8F32, true, 33, 200, 16, 3},  {KN_Q4F32, true, 33, 192, 64, 3},
+        {KN_Q8F32, false, 33, 160, 32, 3}, {KN_Q4F32, false, 33, 200, 16, 3},
     };
     bench *b = *state;
     float row[COLS_MAX];

@@ -198,6 +198,7 @@ static void fill_tile(synthetic_rng rng, kn_format format, uint32_t cols, uint32
         fill_floats(&rng, format, std, out, (size_t)cols * KN_TILE_ROWS);
         return;
     }
+    RT_ASSERT(!kn_format_has_f32_scales(format));
     for (int i = 0; i < SCALES; i++)
         table[i] = kn_f16_from_f32(
             (float)(std / (format == KN_Q4 ? STD_Q4 : STD_Q8) * (0.75 + 0.5 * i / (SCALES - 1))));

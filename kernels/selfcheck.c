@@ -33,6 +33,7 @@ typedef struct {
     _Alignas(64) uint8_t quantised[(size_t)TOKENS * COLS * 8];
     _Alignas(64) uint8_t cache[(size_t)CACHE * WIDTH * 4];
     float w[ROWS * COLS], x[TOKENS * COLS], y[TOKENS * ROWS];
+    int8_t ints[ROWS * COLS];
     float row[3][N];
     int32_t acc[N];
     float values[CACHE * WIDTH], q[HEADS * WIDTH], score[HEADS * CACHE], out[HEADS * RANK];
@@ -91,11 +92,36 @@ static uint64_t check_pack(work *k, const check *c)
     return hash_of(k->tiles, kn_qmat_bytes(c->format, ROWS, COLS, c->group));
 }
 
+/* Weights that came quantised: random integers, a scale for 64 columns, either sign. */
+static void pack_ints(work *k, const check *c)
+{
+    int8_t *q = k->ints;
+    uint64_t state = 47;
+
+    for (size_t i = 0; i < (size_t)ROWS * COLS; i++) {
+        uint64_t bits = random_bits(&state) >> 32;
+
+        q[i] =
+            (int8_t)(kn_format_is_q4(c->format) ? (int)(bits % 16) - 8 : (int)(bits % 255) - 127);
+    }
+    kn_qmat_pack_quantised(c->format, COLS, c->group, q, COLS, k->w, COLS / 64, 0, 64, ROWS,
+                           k->tiles);
+}
+
+static uint64_t check_pack_ints(work *k, const check *c)
+{
+    pack_ints(k, c);
+    return hash_of(k->tiles, kn_qmat_bytes(c->format, ROWS, COLS, c->group));
+}
+
 static uint64_t product(work *k, const check *c, const kn_rows *x)
 {
     kn_qmat mat = {c->format, ROWS, COLS, c->group, k->tiles};
 
-    kn_qmat_pack(c->format, COLS, c->group, k->w, COLS, ROWS, k->tiles);
+    if (kn_format_has_f32_scales(c->format))
+        pack_ints(k, c);
+    else
+        kn_qmat_pack(c->format, COLS, c->group, k->w, COLS, ROWS, k->tiles);
     kn_matmul(k->y, ROWS, x, &mat, 0, ROWS);
     return hash_of(k->y, sizeof(k->y));
 }
@@ -268,6 +294,18 @@ static const check checks[] = {
     {"q4 product, groups of 16", check_int_product, KN_Q4, 16, false, 0xd7aaf3380151a1b0},
     {"q8 product, float rows", check_float_product, KN_Q8, 32, false, 0x683f592e61c50360},
     {"q4 product, float rows", check_float_product, KN_Q4, 32, false, 0xaaa199b16cff87f4},
+    {"pack q8f32, groups of 32", check_pack, KN_Q8F32, 32, false, 0xda050179178fee3d},
+    {"pack q4f32, groups of 64", check_pack, KN_Q4F32, 64, false, 0x400507c8531e42eb},
+    {"q8f32 from integers", check_pack_ints, KN_Q8F32, 32, false, 0xce3def808fb877bd},
+    {"q4f32 from integers", check_pack_ints, KN_Q4F32, 64, false, 0x28a3916a38305712},
+    {"q8f32 product, groups of 64", check_int_product, KN_Q8F32, 64, false, 0x4cc600f4f8344295},
+    {"q8f32 product, groups of 32", check_int_product, KN_Q8F32, 32, false, 0x10a79166d80dde30},
+    {"q8f32 product, groups of 16", check_int_product, KN_Q8F32, 16, false, 0x541b7940bc09b392},
+    {"q4f32 product, groups of 64", check_int_product, KN_Q4F32, 64, false, 0xd384448d20ca1510},
+    {"q4f32 product, groups of 32", check_int_product, KN_Q4F32, 32, false, 0x640dc11740e5441a},
+    {"q4f32 product, groups of 16", check_int_product, KN_Q4F32, 16, false, 0x40c09d0a59fa0faf},
+    {"q8f32 product, float rows", check_float_product, KN_Q8F32, 32, false, 0x061b27bb2c060327},
+    {"q4f32 product, float rows", check_float_product, KN_Q4F32, 32, false, 0x7b9fa1ba3d9cb28c},
     {"rms norm", check_rms_norm, KN_F32, 0, false, 0xc1c31a334f85bcf1},
     {"layer norm", check_layer_norm, KN_F32, 0, false, 0x175e7de17d8e82f4},
     {"add and scale", check_add_scale, KN_F32, 0, false, 0x89d52c33e1787b52},

@@ -44,13 +44,21 @@ def inter_group_of(inter):
 
 # ---- matrices ----
 
+def scale_bytes(fmt):
+    return TILE * (4 if fmt in ("q8f32", "q4f32") else 2)
+
+
+def group_bytes(fmt, group):
+    return scale_bytes(fmt) + group * TILE // (2 if fmt in ("q4", "q4f32") else 1)
+
+
 def tile_bytes(fmt, cols, group):
     if fmt == "f32":
         return cols * TILE * 4
     if fmt == "bf16":
         return (cols + cols % 2) * TILE * 2
     groups = (cols + group - 1) // group
-    return round_up(groups * (32 + group * TILE // (2 if fmt == "q4" else 1)), LINE)
+    return round_up(groups * group_bytes(fmt, group), LINE)
 
 
 def matrix_bytes(fmt, rows, cols, group):
@@ -65,11 +73,11 @@ def unpack_tile(fmt, data, cols, group):
         bits = np.frombuffer(data, "<u2").reshape(-1, TILE)[:cols].T
         return (bits.astype(np.uint32) << 16).view(F)
     groups = (cols + group - 1) // group
-    size = 32 + group * TILE // (2 if fmt == "q4" else 1)
+    size, scales = group_bytes(fmt, group), scale_bytes(fmt)
     raw = np.frombuffer(data[:groups * size], np.uint8).reshape(groups, size)
-    scale = raw[:, :32].copy().view("<f2").astype(F)  # [groups][16]
-    body = raw[:, 32:]
-    if fmt == "q8":
+    scale = raw[:, :scales].copy().view("<f2" if scales == 32 else "<f4").astype(F)  # [groups][16]
+    body = raw[:, scales:]
+    if fmt in ("q8", "q8f32"):
         q = body.view(np.int8).reshape(groups, group // 4, TILE, 4).transpose(2, 0, 1, 3)
         q = q.reshape(TILE, groups, group)
     else:
@@ -122,6 +130,8 @@ class Container:
 
     def heads(self, layer, kind, count, rows, cols):
         fmt, group = self.info["dense_format"], group_of(cols)
+        if kind == "uk_t" and fmt in ("q8f32", "q4f32"):
+            fmt = "f32"
         size, data = matrix_bytes(fmt, rows, cols, group), self.read(layer, kind)
         return np.stack([unpack(fmt, data[h * size:(h + 1) * size], rows, cols, group)
                          for h in range(count)])

@@ -93,7 +93,7 @@ static void an_expert_counts_its_bytes_and_operations(void **state)
 
 static void a_product_counts_its_bytes_and_operations_in_every_format(void **state)
 {
-    for (int format = KN_F32; format <= KN_Q4; format++) {
+    for (int format = KN_F32; format <= KN_Q4F32; format++) {
         kn_qmat shape = product_shape;
         kn_measured m = {0};
 

@@ -365,6 +365,65 @@ static void weight_variants_equal_the_reference(void **state)
     }
 }
 
+static void q8f32_weights_take_the_exact_scale(void **state)
+{
+    float w[64];
+    int8_t q[64];
+    test_random random = {31};
+
+    (void)state;
+    for (int round = 0; round < 200; round++) {
+        uint32_t n = 1 + (uint32_t)round % 64;
+        float amax = 0, scale;
+
+        test_random_fill(&random, w, n, 0.1F);
+        for (uint32_t i = 0; i < n; i++)
+            amax = fmaxf(amax, fabsf(w[i]));
+        scale = kn_quant_q8f32_group(w, n, q);
+        assert_true(scale == amax / 127.0F);
+        for (uint32_t i = 0; i < n; i++)
+            assert_int_equal(q[i], (int)nearbyintf(w[i] / scale));
+    }
+}
+
+static void q8f32_limits_stay_within_127(void **state)
+{
+    /* What amax becomes: nothing, a scale that is rounded to 0, to the smallest float (too small by
+     * a third: clipped), and the largest. */
+    static const struct {
+        float amax, scale;
+        int q;
+    } cases[] = {{0, 0, 0},
+                 {63 * 0x1p-149F, 0, 0},
+                 {64 * 0x1p-149F, 0x1p-149F, 64},
+                 {190 * 0x1p-149F, 0x1p-149F, 127},
+                 {0x1.fffffep127F, 0x1.fffffep127F / 127.0F, 127}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        float w[3] = {-cases[i].amax, 0, cases[i].amax};
+        int8_t q[3];
+
+        assert_true(kn_quant_q8f32_group(w, 3, q) == cases[i].scale);
+        assert_int_equal(q[0], -cases[i].q);
+        assert_int_equal(q[1], 0);
+        assert_int_equal(q[2], cases[i].q);
+    }
+}
+
+static void q8f32_ties_go_to_the_even_integer(void **state)
+{
+    float w[4] = {127, 2.5F, -3.5F, 0.5F};
+    int8_t q[4];
+
+    (void)state;
+    assert_true(kn_quant_q8f32_group(w, 4, q) == 1);
+    assert_int_equal(q[0], 127);
+    assert_int_equal(q[1], 2);
+    assert_int_equal(q[2], -4);
+    assert_int_equal(q[3], 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -381,6 +440,9 @@ int main(void)
         cmocka_unit_test(q4_ties_take_the_first_candidate),
         cmocka_unit_test(scales_at_the_limits_of_f16_stay_finite),
         cmocka_unit_test(weight_variants_equal_the_reference),
+        cmocka_unit_test(q8f32_weights_take_the_exact_scale),
+        cmocka_unit_test(q8f32_limits_stay_within_127),
+        cmocka_unit_test(q8f32_ties_go_to_the_even_integer),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -22,7 +22,8 @@ typedef struct {
 } flavour;
 
 static const flavour flavours[] = {
-    {KN_F32, false}, {KN_BF16, false}, {KN_Q8, false}, {KN_Q4, false}, {KN_Q8, true}, {KN_Q4, true},
+    {KN_F32, false}, {KN_BF16, false}, {KN_Q8, false},    {KN_Q4, false},
+    {KN_Q8, true},   {KN_Q4, true},    {KN_Q8F32, false}, {KN_Q4F32, true},
 };
 enum { FLAVOURS = sizeof(flavours) / sizeof(flavours[0]) };
 

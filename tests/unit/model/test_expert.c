@@ -126,15 +126,15 @@ static void last_slice_may_be_shorter(void **state)
 
 static void slices_are_aligned_and_views_stay_inside(void **state)
 {
-    static const kn_format formats[] = {KN_F32, KN_BF16, KN_Q8, KN_Q4};
+    static const kn_format formats[] = {KN_F32, KN_BF16, KN_Q8, KN_Q4, KN_Q8F32, KN_Q4F32};
     static const uint32_t shapes[][3] = {{64, 32, 16}, {192, 96, 32}, {50, 40, 16}, {17, 5, 16}};
 
     (void)state;
-    for (size_t i = 0; i < 16; i++) {
-        const uint32_t *shape = shapes[i / 4];
+    for (size_t i = 0; i < 24; i++) {
+        const uint32_t *shape = shapes[i / 6];
         md_expert_layout layout;
 
-        md_expert_layout_init(&layout, formats[i % 4], shape[0], shape[1], shape[2]);
+        md_expert_layout_init(&layout, formats[i % 6], shape[0], shape[1], shape[2]);
         for (uint32_t s = 0; s < layout.slices; s++) {
             const unsigned char *data = (const unsigned char *)4096 + md_slice_offset(&layout, s);
             md_slice view = md_slice_view(&layout, s, data);

@@ -129,12 +129,12 @@ static void formula(const expert *e, uint32_t s, uint32_t row, float *y)
     free(h);
 }
 
-static const kn_format formats[] = {KN_F32, KN_BF16, KN_Q8, KN_Q4};
+static const kn_format formats[] = {KN_F32, KN_BF16, KN_Q8, KN_Q4, KN_Q8F32, KN_Q4F32};
 
 static void float_rows_give_the_formula_bit_for_bit(void **state)
 {
     (void)state;
-    for (size_t f = 0; f < 4; f++) {
+    for (size_t f = 0; f < 6; f++) {
         expert e;
         float *expected;
 
@@ -157,7 +157,7 @@ static void float_rows_give_the_formula_bit_for_bit(void **state)
 static void int_rows_quantise_h_and_stay_near_the_formula(void **state)
 {
     (void)state;
-    for (size_t f = 2; f < 4; f++) {
+    for (size_t f = 2; f < 6; f++) {
         expert e;
         float expected[128], *y, error = 0.0f, size = 0.0f;
 
@@ -182,7 +182,7 @@ static void int_rows_quantise_h_and_stay_near_the_formula(void **state)
 static void rows_do_not_see_each_other(void **state)
 {
     (void)state;
-    for (size_t f = 0; f < 4; f++) {
+    for (size_t f = 0; f < 6; f++) {
         bool whole = kn_format_is_int(formats[f]);
         expert e;
         float *all;
@@ -247,7 +247,7 @@ static void add_part(int32_t *acc, const expert *e, uint32_t mask, uint32_t r)
 static void sum_over_slices_is_the_same_for_every_partition(void **state)
 {
     (void)state;
-    for (size_t f = 0; f < 4; f++) {
+    for (size_t f = 0; f < 6; f++) {
         int32_t whole[64] = {0};
         expert e;
 

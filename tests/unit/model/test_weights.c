@@ -153,10 +153,10 @@ static void layer_holds(const loaded *l, uint32_t i)
 
 static void every_record_has_its_name(void **state)
 {
-    static const kn_format formats[] = {KN_F32, KN_BF16, KN_Q8, KN_Q4};
+    static const kn_format formats[] = {KN_F32, KN_BF16, KN_Q8, KN_Q4, KN_Q8F32, KN_Q4F32};
 
     (void)state;
-    for (size_t f = 0; f < 4; f++) {
+    for (size_t f = 0; f < 6; f++) {
         const md_layer_weights *mtp;
         loaded l;
 

@@ -95,6 +95,28 @@ static void what_is_printed_is_parsed(void **state)
     free(text);
 }
 
+static void every_format_is_read_back(void **state)
+{
+    md_config config = nano();
+
+    (void)state;
+    for (int f = KN_F32; f <= KN_Q4F32; f++) {
+        md_container_info info = described(&config), found;
+        md_image_stamp stamp;
+        char *text;
+        rt_err err;
+
+        info.expert_format = (kn_format)f;
+        info.dense_format = (kn_format)(KN_Q4F32 + KN_F32 - f);
+        text = md_description_print(&config, &info, &tokenizer);
+        assert_non_null(text);
+        assert_int_equal(parse(text, &found, &stamp, &err), RT_OK);
+        assert_int_equal(found.expert_format, info.expert_format);
+        assert_int_equal(found.dense_format, info.dense_format);
+        free(text);
+    }
+}
+
 static void latent_eps_keeps_every_bit(void **state)
 {
     md_config config = nano();
@@ -243,6 +265,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_printed_is_parsed),
+        cmocka_unit_test(every_format_is_read_back),
         cmocka_unit_test(latent_eps_keeps_every_bit),
         cmocka_unit_test(every_changed_field_is_named),
         cmocka_unit_test(order_and_blanks_do_not_matter_to_a_reader),

@@ -187,6 +187,14 @@ static void stats_reply(sample *out)
     control(out, &message);
 }
 
+static void hint(sample *out)
+{
+    static const uint16_t experts[] = {15, 0, 2, 255, 9};
+
+    out->bytes = tr_hint_bytes(5);
+    tr_hint_write(out->data, 42, 5, experts, 5);
+}
+
 static void stop(sample *out)
 {
     tr_control message = {.type = TR_CONTROL_STOP, .stop = {.clean = true, .reason = "done"}};
@@ -208,6 +216,7 @@ static const struct {
     {"ready", ready},
     {"stats_reply", stats_reply},
     {"stop", stop},
+    {"hint", hint},
 };
 
 /* Names of files, and what the refusal says. The hash of each is right unless it is the hash itself
@@ -233,6 +242,8 @@ static const struct {
     {"bad_model_id", "control: hello model_id bytes: expected 32 to 32, found 31"},
     {"bad_share", "control: welcome sum of shares"},
     {"bad_empty", "control: expected a message, found none that is known"},
+    {"bad_hint_entries", "frame: entries: expected 1 to 256, found 0"},
+    {"bad_hint_bytes", "frame: payload bytes: expected"},
 };
 
 static void load(const char *name, sample *out)

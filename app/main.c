@@ -25,6 +25,8 @@ static const verb verbs[] = {
     {"verify", &app_spec_verify, app_verb_verify,
      "compare a model's every logit and choice with a reference"},
     {"convert", &app_spec_convert, app_verb_convert, "turn a checkpoint into a container"},
+    {"import", &app_spec_import, app_verb_import,
+     "take over a quantised model of the colibri engine, bit for bit"},
     {"inspect", &app_spec_inspect, app_verb_inspect,
      "print what a container holds; --deep checks every hash"},
     {"heat", &app_spec_heat, app_verb_heat, "show, import or forget which experts are chosen most"},

@@ -12,6 +12,7 @@ enum { APP_EXIT_OK = 0, APP_EXIT_FAILED = 1, APP_EXIT_USAGE = 2, APP_EXIT_DEGRAD
 int app_verb_run(int argc, char **argv);
 int app_verb_verify(int argc, char **argv);
 int app_verb_convert(int argc, char **argv);
+int app_verb_import(int argc, char **argv);
 int app_verb_heat(int argc, char **argv);
 int app_verb_inspect(int argc, char **argv);
 int app_verb_plan(int argc, char **argv);
@@ -24,6 +25,7 @@ int app_verb_version(int argc, char **argv);
 extern const rt_opt_spec app_spec_run;
 extern const rt_opt_spec app_spec_verify;
 extern const rt_opt_spec app_spec_convert;
+extern const rt_opt_spec app_spec_import;
 extern const rt_opt_spec app_spec_heat;
 extern const rt_opt_spec app_spec_inspect;
 extern const rt_opt_spec app_spec_plan;

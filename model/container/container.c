@@ -375,7 +375,9 @@ void md_container_info_init(md_container_info *out, const md_config *config,
     *out = (md_container_info){
         .expert_format = expert_format,
         .dense_format = dense_format,
-        .embed_format = dense_format == KN_F32 ? KN_F32 : KN_BF16,
+        /* bf16 would round what an import has to keep. */
+        .embed_format =
+            dense_format == KN_F32 || kn_format_has_f32_scales(dense_format) ? KN_F32 : KN_BF16,
         .slice_width = md_slice_width(config),
         .latent_eps = config->rms_eps,
         .conversion_id = MD_CONVERSION_ID,

@@ -107,7 +107,9 @@ static bool attention_shape(const md_config *c, kn_format dense, uint16_t kind, 
         set_vector(out, 1, c->kv_rank);
         return true;
     case MD_UK_T:
-        set_heads(out, dense, c->heads, c->kv_rank, c->nope_dim);
+        /* Scales of weights that were quantised elsewhere lie along the other axis of kv_b. */
+        set_heads(out, kn_format_has_f32_scales(dense) ? KN_F32 : dense, c->heads, c->kv_rank,
+                  c->nope_dim);
         return true;
     case MD_UV:
         set_heads(out, dense, c->heads, c->v_dim, c->kv_rank);

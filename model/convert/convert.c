@@ -42,10 +42,17 @@ static bool target_has(const char *dir, const char *name)
 
 rt_status md_conversion_init(md_conversion *c, const md_convert_spec *spec, rt_err *err)
 {
+    kn_format experts = spec->expert_format, dense = spec->dense_format;
+
     *c = (md_conversion){.spec = spec};
     RT_TRY(md_directories_check(spec->source, spec->target, err));
     RT_TRY(md_source_files_read(spec->source, &c->files, err));
-    md_container_info_init(&c->info, &c->files.config, spec->expert_format, spec->dense_format);
+    if (spec->import) {
+        RT_TRY(md_import_look(spec->source, spec->indexer_from, &c->files.config, &c->import, err));
+        experts = c->import.expert_format;
+        dense = c->import.dense_format;
+    }
+    md_container_info_init(&c->info, &c->files.config, experts, dense);
     if (spec->latent_eps > 0) c->info.latent_eps = spec->latent_eps;
     c->info.grid_fine = spec->grid_fine;
     memcpy(c->info.template_id, c->files.template_id, sizeof(c->info.template_id));
@@ -56,6 +63,7 @@ rt_status md_conversion_plan(md_conversion *c, rt_err *err)
 {
     RT_TRY(md_plan_create(&c->files.config, &c->info, &c->plan, err));
     c->options = (md_ledger_options){
+        .import = c->spec->import,
         .expert_format = c->info.expert_format,
         .dense_format = c->info.dense_format,
         .grid_fine = c->info.grid_fine,
@@ -74,6 +82,7 @@ rt_status md_conversion_check_complete(const md_conversion *c, const md_containe
 {
     const md_container_info *info = md_container_get_info(container);
     md_ledger_options held = {
+        .import = c->options.import, /* a complete container does not tell, and need not */
         .expert_format = info->expert_format,
         .dense_format = info->dense_format,
         .grid_fine = info->grid_fine,
@@ -118,6 +127,9 @@ static rt_status report_complete(const md_conversion *c, md_convert_result *resu
             .target_bytes = c->plan.target_bytes,
             .records_total = c->plan.count,
             .records_resumed = c->plan.count,
+            .expert_format = c->info.expert_format,
+            .dense_format = c->info.dense_format,
+            .imported = c->import.summary,
         };
         memcpy(result->model_id, md_container_get_info(container)->model_id,
                sizeof(result->model_id));
@@ -138,7 +150,13 @@ rt_status md_conversion_open_source(md_conversion *c, rt_err *err)
     const char *unknown = NULL;
     uint64_t unused;
 
-    RT_TRY(md_source_open(c->spec->source, known, known_count, &c->source, err));
+    if (c->spec->import)
+        RT_TRY(md_source_open_foreign(&(md_foreign_spec){.dir = c->spec->source,
+                                                         .other = c->spec->indexer_from,
+                                                         .layers = c->files.config.layers},
+                                      known, known_count, &c->source, err));
+    else
+        RT_TRY(md_source_open(c->spec->source, known, known_count, &c->source, err));
     if (c->ledger != NULL) RT_TRY(md_conversion_check_gone(c, err));
     RT_TRY(md_plan_resolve(&c->plan, &c->files.config, c->source, err));
     unused = md_source_unused(c->source, &unknown);
@@ -311,9 +329,13 @@ static rt_status fill_result(const md_conversion *c, md_convert_result *out, rt_
         .needed_bytes = c->disk.needed_bytes,
         .reserve_bytes = MD_DISK_RESERVE_BYTES,
         .free_bytes = c->disk.free_bytes,
+        .expert_format = c->info.expert_format,
+        .dense_format = c->info.dense_format,
+        .imported = c->import.summary,
     };
     for (uint32_t i = 0; i < md_source_shard_count(c->source); i++)
-        out->shards += md_source_shard_present(c->source, i);
+        out->shards +=
+            md_source_shard_present(c->source, i) && !md_source_shard_is_other(c->source, i);
     return c->spec->consume ? md_disk_deletable(&c->plan, c->source, &out->shards_deletable,
                                                 &out->deletable_bytes, err)
                             : RT_OK;
@@ -369,8 +391,10 @@ rt_status md_convert(const md_convert_spec *spec, rt_team *team, md_convert_resu
     md_conversion c;
     rt_status status;
 
-    RT_ASSERT(spec->verify_only || (kn_format_name(spec->expert_format) != NULL &&
-                                    kn_format_name(spec->dense_format) != NULL));
+    RT_ASSERT(!spec->import || !spec->consume);
+    RT_ASSERT(spec->verify_only || spec->import ||
+              (kn_format_name(spec->expert_format) != NULL &&
+               kn_format_name(spec->dense_format) != NULL));
     status = md_conversion_init(&c, spec, err);
     if (status != RT_OK) goto done;
     if (spec->verify_only) {

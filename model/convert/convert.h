@@ -1,4 +1,5 @@
-/* convert.h - a checkpoint in the release's layout becomes a container.
+/* convert.h - a checkpoint in the release's layout, or a model of the colibri engine, becomes a
+ * container.
  *
  * Streaming and resumable: a unit of work is one record (its source tensors are read, quantised and
  * written to the record's final place); a checksummed ledger marks records that are durable. Memory
@@ -12,19 +13,25 @@
 
 #include "base/team.h"
 #include "model/container/container.h"
+#include "model/convert/import.h"
 
 typedef struct {
-    const char *source, *target;           /* directories */
-    kn_format expert_format, dense_format; /* verify_only: 0 takes the container's */
+    const char *source, *target; /* directories */
+    kn_format expert_format,
+        dense_format;         /* verify_only: 0 takes the container's; import: unused */
+    bool import;              /* source holds integers of the colibri engine, which are kept */
+    const char *indexer_from; /* import: where indexer and MTP layer come from when source lacks
+                                 them; NULL: nowhere */
     bool grid_fine;
-    bool grid_any;         /* verify_only: the container's grid, whichever it is */
-    float latent_eps;      /* 0: rms_norm_eps of config.json; verify_only: the container's */
-    bool consume;          /* delete a source shard once all its records are durable and re-read */
-    bool dry_run;          /* plan, check names, shapes and disk; write nothing */
-    bool verify_only;      /* re-read an existing container's records and compare with a fresh
+    bool grid_any;           /* verify_only: the container's grid, whichever it is */
+    float latent_eps;        /* 0: rms_norm_eps of config.json; verify_only: the container's */
+    bool consume;            /* delete a source shard once all its records are durable and re-read;
+                              not of an import */
+    bool dry_run;            /* plan, check names, shapes and disk; write nothing */
+    bool verify_only;        /* re-read an existing container's records and compare with a fresh
                               quantisation */
-    bool quiet;            /* no progress line */
-    uint64_t memory_bytes; /* bound for all buffers; 0: 2 GiB */
+    bool quiet;              /* no progress line */
+    uint64_t memory_bytes;   /* bound for all buffers; 0: 2 GiB */
     uint32_t commit_records; /* records made durable together at most; 0: 256. Fewer lose less work
                                 to an interruption and wait for the disk more often */
 } md_convert_spec;
@@ -46,6 +53,8 @@ typedef struct {
     uint64_t buffer_bytes; /* of all units in flight, at most memory_bytes */
     uint64_t memory_bytes; /* the bound */
     double seconds;
+    kn_format expert_format, dense_format; /* of the container */
+    md_import_summary imported;            /* of an import */
     uint8_t model_id[32];
     uint64_t mismatches; /* verify_only */
     uint64_t
@@ -53,7 +62,9 @@ typedef struct {
 } md_convert_result;
 
 /* Errors  RT_EFORMAT       the source is damaged or lacks a tensor (named; MTP and indexer
- * included) RT_EUNSUPPORTED  another model_type, fused expert names, a dtype we do not read
+ *                          included)
+ *         RT_EUNSUPPORTED  another model_type, fused expert names, a dtype we do not read; what
+ *                          md_import_look refuses
  *         RT_ENOSPACE      needed and free are named; checked before anything is written, and again
  *                          when a write fails
  *         RT_EINVAL        the target holds another conversion (which option differs is named), or

@@ -29,6 +29,7 @@ RT_MUST_CHECK rt_status md_config_file_hash(const char *dir, uint64_t *out, rt_e
 typedef struct {
     const md_convert_spec *spec; /* borrowed */
     md_source_files files;
+    md_import import; /* of an import */
     md_container_info info;
     md_plan plan;
     md_ledger_options options;

@@ -23,7 +23,7 @@ typedef struct {
     char magic[8];
     uint32_t version, shard_count;
     uint32_t expert_format, dense_format, grid_fine, latent_eps_bits;
-    uint32_t conversion_id, reserved;
+    uint32_t conversion_id, import;
     uint64_t config_hash;
     uint64_t records;
     uint64_t hash; /* XXH3-64 of the header with this field 0, then the shard table */
@@ -84,6 +84,7 @@ static uint64_t entry_check(const disk_entry *entry, uint64_t seed)
 static void options_from_header(const disk_header *header, md_ledger_options *out)
 {
     *out = (md_ledger_options){
+        .import = header->import != 0,
         .expert_format = (kn_format)header->expert_format,
         .dense_format = (kn_format)header->dense_format,
         .grid_fine = header->grid_fine != 0,
@@ -261,6 +262,7 @@ static void header_from_options(const md_ledger_options *options, uint32_t shard
         .magic = LEDGER_MAGIC,
         .version = LEDGER_VERSION,
         .shard_count = shard_count,
+        .import = options->import,
         .expert_format = (uint32_t)options->expert_format,
         .dense_format = (uint32_t)options->dense_format,
         .grid_fine = options->grid_fine,
@@ -341,9 +343,27 @@ fail:
     return status;
 }
 
+/* Formats are an option of a conversion, and found in the source of an import. */
+static rt_status check_formats(const md_ledger_options *held, const md_ledger_options *asked,
+                               rt_err *err)
+{
+    bool experts = held->expert_format != asked->expert_format;
+    const char *what = asked->import ? (experts ? "experts" : "dense weights")
+                                     : (experts ? "--experts" : "--dense");
+
+    if (!experts && held->dense_format == asked->dense_format) return RT_OK;
+    return rt_fail(err, RT_EINVAL, "%s: the target holds %s, %s %s", what,
+                   kn_format_name(experts ? held->expert_format : held->dense_format),
+                   asked->import ? "the source has" : "asked",
+                   kn_format_name(experts ? asked->expert_format : asked->dense_format));
+}
+
 rt_status md_ledger_check_options(const md_ledger_options *held, const md_ledger_options *asked,
                                   rt_err *err)
 {
+    if (held->import != asked->import)
+        return rt_fail(err, RT_EINVAL, "it was begun by moesaic %s, which alone can finish it",
+                       held->import ? "import" : "convert");
     if (held->conversion_id != asked->conversion_id)
         return rt_fail(err, RT_EINVAL,
                        "the target was made by conversion id %u, this program has %u",
@@ -351,12 +371,7 @@ rt_status md_ledger_check_options(const md_ledger_options *held, const md_ledger
     if (held->config_hash != asked->config_hash || held->records != asked->records)
         return rt_fail(err, RT_EINVAL,
                        "the target was made from another config.json than the source has");
-    if (held->expert_format != asked->expert_format)
-        return rt_fail(err, RT_EINVAL, "--experts: the target holds %s, asked %s",
-                       kn_format_name(held->expert_format), kn_format_name(asked->expert_format));
-    if (held->dense_format != asked->dense_format)
-        return rt_fail(err, RT_EINVAL, "--dense: the target holds %s, asked %s",
-                       kn_format_name(held->dense_format), kn_format_name(asked->dense_format));
+    RT_TRY(check_formats(held, asked, err));
     if (held->grid_fine != asked->grid_fine)
         return rt_fail(err, RT_EINVAL, "--grid: the target holds %s, asked %s",
                        held->grid_fine ? "fine" : "std", asked->grid_fine ? "fine" : "std");

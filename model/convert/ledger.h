@@ -20,6 +20,7 @@ typedef struct md_ledger md_ledger; /* opaque */
 
 /* What decides a container's bytes; a resumed conversion must have the same. */
 typedef struct {
+    bool import; /* of a quantised model (moesaic import), not of a checkpoint */
     kn_format expert_format, dense_format;
     bool grid_fine;
     float latent_eps;
@@ -46,7 +47,7 @@ RT_MUST_CHECK rt_status md_ledger_open(const char *dir, bool read_only, md_ledge
 RT_MUST_CHECK rt_status md_ledger_create(const char *dir, const md_ledger_options *options,
                                          const md_source *source, md_ledger **out, rt_err *err);
 
-/* RT_EINVAL names the option that differs, what the target holds and what was asked. */
+/* RT_EINVAL names what differs, what the target holds and what was asked. */
 RT_MUST_CHECK rt_status md_ledger_check_options(const md_ledger_options *held,
                                                 const md_ledger_options *asked, rt_err *err);
 

@@ -210,14 +210,20 @@ static void look_up_unit(md_unit *unit, const md_config *config, md_source *sour
     recipe parts;
 
     make_recipe(config, unit, &parts);
-    for (uint32_t i = 0; i < parts.count; i++) {
-        uint32_t weight = md_source_lookup(source, parts.part[i].name);
-        char name[NAME_BYTES + 16];
+    for (uint32_t i = 0; i < parts.count; i++)
+        if (md_source_lookup_matrix(source, parts.part[i].name, &unit->source[unit->source_count]))
+            unit->source_count++;
+}
 
-        snprintf(name, sizeof(name), "%s_scale_inv", parts.part[i].name);
-        if (weight == MD_SOURCE_NONE) continue;
-        unit->source[unit->source_count++] =
-            (md_source_matrix){.weight = weight, .scale = md_source_lookup(source, name)};
+void md_plan_visit_names(const md_plan *plan, const md_config *config, md_plan_name_visit visit,
+                         void *context)
+{
+    for (uint64_t i = 0; i < plan->count; i++) {
+        recipe parts;
+
+        make_recipe(config, &plan->units[i], &parts);
+        for (uint32_t p = 0; p < parts.count; p++)
+            visit(context, &plan->units[i], parts.part[p].name);
     }
 }
 
@@ -253,9 +259,10 @@ static void ignore_copies(const md_config *config, md_source *source)
     for (uint32_t layer = config->layers; layer < md_config_layers_total(config); layer++) {
         for (size_t i = 0; i < sizeof(accepted_copies) / sizeof(accepted_copies[0]); i++) {
             char name[NAME_BYTES];
+            md_source_matrix unused;
 
             snprintf(name, sizeof(name), "model.layers.%u.%s", layer, accepted_copies[i]);
-            (void)md_source_lookup(source, name);
+            (void)md_source_lookup_matrix(source, name, &unused);
         }
     }
 }

@@ -53,6 +53,11 @@ md_unit *md_plan_find(const md_plan *plan, md_key key);
 RT_MUST_CHECK rt_status md_plan_resolve(md_plan *plan, const md_config *config, md_source *source,
                                         rt_err *err);
 
+/* Calls visit for each tensor that the units are made of, by name, done or not. */
+typedef void (*md_plan_name_visit)(void *context, const md_unit *unit, const char *name);
+void md_plan_visit_names(const md_plan *plan, const md_config *config, md_plan_name_visit visit,
+                         void *context);
+
 /* Calls visit for each tensor of units that are not done which lies in a shard that is gone. */
 typedef void (*md_plan_gone_visit)(void *context, const md_unit *unit, uint32_t shard);
 void md_plan_visit_gone(const md_plan *plan, const md_config *config, const md_source *source,

@@ -21,6 +21,7 @@ struct md_st_file {
     int fd;                /* -1: a parsed header without a file */
     md_st_tensor *tensors; /* owned, in name order */
     uint64_t count;
+    json_t *metadata; /* owned; NULL when there is none */
 };
 
 static const struct {
@@ -198,6 +199,7 @@ static rt_status parse_entries(md_st_file *file, json_t *root, uint64_t data_beg
         if (strcmp(name, "__metadata__") == 0) {
             if (!json_is_object(entry))
                 return rt_fail(err, RT_EFORMAT, "%s: __metadata__: expected an object", file->path);
+            file->metadata = json_incref(entry);
             continue;
         }
         RT_TRY(parse_tensor(file->path, name, entry, data_begin, file_bytes - data_begin,
@@ -308,6 +310,7 @@ void md_st_close(md_st_file *file)
     for (uint64_t i = 0; i < file->count; i++)
         free((char *)(uintptr_t)file->tensors[i].name);
     free(file->tensors);
+    json_decref(file->metadata);
     if (file->fd >= 0) close(file->fd);
     free(file->path);
     free(file);
@@ -341,6 +344,11 @@ const md_st_tensor *md_st_find(const md_st_file *file, const char *name)
 
     if (file->count == 0) return NULL;
     return bsearch(&key, file->tensors, file->count, sizeof(key), compare_name);
+}
+
+const char *md_st_metadata(const md_st_file *file, const char *key)
+{
+    return json_string_value(json_object_get(file->metadata, key));
 }
 
 rt_status md_st_read(const md_st_file *file, const md_st_tensor *tensor, uint64_t offset_in_tensor,

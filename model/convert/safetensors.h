@@ -54,6 +54,9 @@ uint64_t md_st_count(const md_st_file *file);
 const md_st_tensor *md_st_at(const md_st_file *file, uint64_t index);     /* in name order */
 const md_st_tensor *md_st_find(const md_st_file *file, const char *name); /* NULL: not there */
 
+/* A text of the header's __metadata__ (borrowed), NULL when it has no such text. */
+const char *md_st_metadata(const md_st_file *file, const char *key);
+
 /* bytes at offset_in_tensor of the tensor's data, as stored; the range is asserted. RT_EIO. */
 RT_MUST_CHECK rt_status md_st_read(const md_st_file *file, const md_st_tensor *tensor,
                                    uint64_t offset_in_tensor, void *data, size_t bytes,

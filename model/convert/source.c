@@ -31,9 +31,28 @@ static bool shard_name_is_plain(const char *name)
     size_t length = strlen(name);
     static const char suffix[] = ".safetensors";
 
-    return length > sizeof(suffix) - 1 && length < sizeof(((md_source_shard *)0)->name) &&
+    return length > sizeof(suffix) - 1 &&
+           length < sizeof(((md_source_shard *)0)->name) - sizeof(MD_SOURCE_OTHER_PREFIX) &&
            name[0] != '.' && strchr(name, '/') == NULL &&
            strcmp(name + length - (sizeof(suffix) - 1), suffix) == 0;
+}
+
+static bool name_is_other(const char *name)
+{
+    return strncmp(name, MD_SOURCE_OTHER_PREFIX, sizeof(MD_SOURCE_OTHER_PREFIX) - 1) == 0;
+}
+
+/* Where a shard of this name lies; malloc'd. */
+static char *shard_path(const md_source *source, const char *name)
+{
+    if (!name_is_other(name)) return rt_path_join(source->dir, name);
+    return rt_path_join(source->other_dir, name + sizeof(MD_SOURCE_OTHER_PREFIX) - 1);
+}
+
+/* The directory that the index file and shards in the release's layout are of. */
+static const char *release_dir(const md_source *source)
+{
+    return source->foreign ? source->other_dir : source->dir;
 }
 
 static uint32_t find_shard(const md_source *source, const char *name)
@@ -43,17 +62,21 @@ static uint32_t find_shard(const md_source *source, const char *name)
     return MD_SOURCE_NONE;
 }
 
-static rt_status add_shard(md_source *source, const char *name, rt_err *err)
+/* file: the name in its directory. */
+static rt_status add_shard(md_source *source, const char *file, bool other, rt_err *err)
 {
-    if (!shard_name_is_plain(name))
+    char name[sizeof(((md_source_shard *)0)->name)];
+
+    if (!shard_name_is_plain(file))
         return rt_fail(err, RT_EFORMAT, "%s: \"%.100s\" is not a plain *.safetensors file name",
-                       source->dir, name);
+                       other ? source->other_dir : source->dir, file);
+    snprintf(name, sizeof(name), "%s%s", other ? MD_SOURCE_OTHER_PREFIX : "", file);
     if (find_shard(source, name) != MD_SOURCE_NONE) return RT_OK;
     if (source->shard_count == MD_SOURCE_SHARDS_MAX)
         return rt_fail(err, RT_EFORMAT, "%s: more than %d shards", source->dir,
                        MD_SOURCE_SHARDS_MAX);
-    snprintf(source->shards[source->shard_count].info.name,
-             sizeof(source->shards[source->shard_count].info.name), "%s", name);
+    source->shards[source->shard_count].other = other;
+    memcpy(source->shards[source->shard_count].info.name, name, sizeof(name));
     source->shard_count++;
     return RT_OK;
 }
@@ -67,23 +90,26 @@ static rt_status list_index(md_source *source, rt_err *err)
     {
         if (!json_is_string(file))
             return rt_fail(err, RT_EFORMAT, "%s/%s: weight_map: %.200s: expected a file name",
-                           source->dir, index_name, name);
-        RT_TRY(add_shard(source, json_string_value(file), err));
+                           release_dir(source), index_name, name);
+        RT_TRY(add_shard(source, json_string_value(file), source->foreign, err));
     }
     return RT_OK;
 }
 
-static rt_status list_directory(md_source *source, rt_err *err)
+/* begins: of the files that count, "" for all. */
+static rt_status list_directory(md_source *source, bool other, const char *begins, rt_err *err)
 {
+    const char *path = other ? source->other_dir : source->dir;
     struct dirent *entry;
     rt_status status = RT_OK;
-    DIR *dir = opendir(source->dir);
+    DIR *dir = opendir(path);
 
-    if (dir == NULL) return rt_fail(err, RT_EIO, "open %s: %s", source->dir, strerror(errno));
+    if (dir == NULL) return rt_fail(err, RT_EIO, "open %s: %s", path, strerror(errno));
     while (status == RT_OK && (entry = readdir(dir)) != NULL) {
-        if (strncmp(entry->d_name, "model", 5) != 0 || !shard_name_is_plain(entry->d_name))
+        if (strncmp(entry->d_name, begins, strlen(begins)) != 0 ||
+            !shard_name_is_plain(entry->d_name))
             continue;
-        status = add_shard(source, entry->d_name, err);
+        status = add_shard(source, entry->d_name, other, err);
     }
     closedir(dir);
     return status;
@@ -97,7 +123,7 @@ static int compare_shard(const void *a, const void *b)
 static rt_status read_index(md_source *source, rt_err *err)
 {
     json_error_t error;
-    char *path = rt_path_join(source->dir, index_name), *text = NULL;
+    char *path = rt_path_join(release_dir(source), index_name), *text = NULL;
     size_t bytes = 0;
     rt_status status = RT_OK;
 
@@ -119,10 +145,25 @@ done:
 static rt_status list_shards(md_source *source, const md_source_shard *known, uint32_t known_count,
                              rt_err *err)
 {
-    RT_TRY(read_index(source, err));
-    RT_TRY(source->index != NULL ? list_index(source, err) : list_directory(source, err));
-    for (uint32_t i = 0; i < known_count; i++)
-        RT_TRY(add_shard(source, known[i].name, err));
+    if (source->foreign) RT_TRY(list_directory(source, false, "", err));
+    if (source->foreign && source->shard_count == 0 && known_count == 0)
+        return rt_fail(err, RT_EFORMAT, "%s: no *.safetensors in it", source->dir);
+    if (release_dir(source) != NULL) {
+        RT_TRY(read_index(source, err));
+        RT_TRY(source->index != NULL ? list_index(source, err)
+                                     : list_directory(source, source->foreign, "model", err));
+    }
+    for (uint32_t i = 0; i < known_count; i++) {
+        bool other = name_is_other(known[i].name);
+
+        if (other && source->other_dir == NULL)
+            return rt_fail(err, RT_EINVAL,
+                           "%s: the import began with a second directory (--indexer-from): give it "
+                           "again",
+                           source->dir);
+        RT_TRY(add_shard(source, known[i].name + (other ? sizeof(MD_SOURCE_OTHER_PREFIX) - 1 : 0),
+                         other, err));
+    }
     if (source->shard_count == 0)
         return rt_fail(err, RT_EFORMAT, "%s: no model*.safetensors in it", source->dir);
     qsort(source->shards, source->shard_count, sizeof(source->shards[0]), compare_shard);
@@ -184,11 +225,14 @@ static rt_status open_shard(md_source *source, source_shard *shard, const md_sou
                             uint32_t known_count, rt_err *err)
 {
     const md_source_shard *before = find_known(known, known_count, shard->info.name);
-    char *path = rt_path_join(source->dir, shard->info.name);
+    char *path = shard_path(source, shard->info.name);
     rt_status status = RT_OK;
 
     if (path == NULL) return rt_fail(err, RT_ENOMEM, "%s", shard->info.name);
+    /* Of a second directory only what is needed has to be there; without bytes none was known. */
+    if (before != NULL && before->bytes == 0 && shard->other) before = NULL;
     if (access(path, F_OK) != 0 && errno == ENOENT) {
+        if (before == NULL && shard->other) goto done;
         if (before == NULL)
             status = rt_fail(err, RT_EFORMAT, "%s: the index names %s, which is not there",
                              source->dir, shard->info.name);
@@ -206,7 +250,9 @@ static rt_status open_shard(md_source *source, source_shard *shard, const md_sou
         goto done;
     }
     status = md_st_open(path, &shard->file, err);
-    if (status == RT_OK) source->bytes += shard->info.bytes;
+    if (status == RT_OK && source->foreign && !shard->other)
+        status = md_source_take_stamps(source, shard->file, err);
+    if (status == RT_OK && !shard->other) source->bytes += shard->info.bytes;
 done:
     free(path);
     return status;
@@ -219,12 +265,39 @@ static int compare_tensor(const void *a, const void *b)
     return strcmp(((const source_tensor *)a)->name, ((const source_tensor *)b)->name);
 }
 
-static source_tensor *find_tensor(const md_source *source, const char *name)
+/* context: the shards. */
+static int compare_place(const void *a, const void *b, void *context)
+{
+    const source_shard *shards = context;
+    bool x = shards[((const source_tensor *)a)->shard].other;
+    bool y = shards[((const source_tensor *)b)->shard].other;
+
+    return x != y ? (x ? 1 : -1) : compare_tensor(a, b);
+}
+
+source_tensor *md_source_find_tensor(const md_source *source, const char *name, bool other)
 {
     source_tensor key = {.name = name};
+    uint32_t first = other ? source->own_count : 0;
+    uint32_t count = other ? source->tensor_count - first : source->own_count;
 
-    if (source->tensor_count == 0) return NULL;
-    return bsearch(&key, source->tensors, source->tensor_count, sizeof(key), compare_tensor);
+    if (count == 0) return NULL;
+    return bsearch(&key, source->tensors + first, count, sizeof(key), compare_tensor);
+}
+
+static source_tensor *find_tensor(const md_source *source, const char *name)
+{
+    return md_source_find_tensor(source, name, false);
+}
+
+/* The number of the shard that the index puts a tensor into. */
+static uint32_t find_indexed(const md_source *source, const json_t *file)
+{
+    char name[sizeof(((md_source_shard *)0)->name)];
+
+    snprintf(name, sizeof(name), "%s%s", source->foreign ? MD_SOURCE_OTHER_PREFIX : "",
+             json_string_value(file));
+    return find_shard(source, name);
 }
 
 /* All tensors of the shards that are there, then the index's names of those that are not. */
@@ -252,13 +325,17 @@ static rt_status build_table(md_source *source, rt_err *err)
     }
     json_object_foreach(json_object_get(source->index, "weight_map"), name, file)
     {
-        uint32_t shard = find_shard(source, json_string_value(file));
+        uint32_t shard = find_indexed(source, file);
 
         if (source->shards[shard].file == NULL)
             source->tensors[source->tensor_count++] = (source_tensor){.name = name, .shard = shard};
     }
     if (source->tensor_count > 0)
-        qsort(source->tensors, source->tensor_count, sizeof(source->tensors[0]), compare_tensor);
+        qsort_r(source->tensors, source->tensor_count, sizeof(source->tensors[0]), compare_place,
+                source->shards);
+    while (source->own_count < source->tensor_count &&
+           !source->shards[source->tensors[source->own_count].shard].other)
+        source->own_count++;
     return RT_OK;
 }
 
@@ -282,34 +359,39 @@ static rt_status check_table(const md_source *source, rt_err *err)
                            "%s: fused expert names (%s): expected the release's layout, "
                            "mlp.experts.N.gate_proj.weight and so on",
                            source->dir, tensor->name);
-        if (i > 0 && strcmp(tensor[-1].name, tensor->name) == 0)
+        if (i > 0 && i != source->own_count && strcmp(tensor[-1].name, tensor->name) == 0)
             return rt_fail(err, RT_EFORMAT, "%s: %s is in two shards, %s and %s", source->dir,
                            tensor->name, source->shards[tensor[-1].shard].info.name,
                            source->shards[tensor->shard].info.name);
     }
     json_object_foreach(json_object_get(source->index, "weight_map"), name, file)
     {
-        const source_tensor *tensor = find_tensor(source, name);
-        uint32_t shard = find_shard(source, json_string_value(file));
+        const source_tensor *tensor = md_source_find_tensor(source, name, source->foreign);
+        uint32_t shard = find_indexed(source, file);
 
         if (tensor == NULL || tensor->shard != shard)
             return rt_fail(err, RT_EFORMAT, "%s: the index puts %.200s into %s, which lacks it",
-                           source->dir, name, json_string_value(file));
+                           release_dir(source), name, json_string_value(file));
     }
     return RT_OK;
 }
 
-rt_status md_source_open(const char *dir, const md_source_shard *known, uint32_t known_count,
-                         md_source **out, rt_err *err)
+static rt_status open_source(const md_foreign_spec *spec, bool foreign,
+                             const md_source_shard *known, uint32_t known_count, md_source **out,
+                             rt_err *err)
 {
     md_source *source = calloc(1, sizeof(*source));
     rt_status status;
 
-    if (source == NULL) return rt_fail(err, RT_ENOMEM, "%s", dir);
-    source->dir = strdup(dir);
+    if (source == NULL) return rt_fail(err, RT_ENOMEM, "%s", spec->dir);
+    source->foreign = foreign;
+    source->layers = spec->layers;
+    source->dir = strdup(spec->dir);
+    source->other_dir = spec->other != NULL ? strdup(spec->other) : NULL;
     source->shards = calloc(MD_SOURCE_SHARDS_MAX, sizeof(*source->shards));
-    if (source->dir == NULL || source->shards == NULL) {
-        status = rt_fail(err, RT_ENOMEM, "%s", dir);
+    if (source->dir == NULL || source->shards == NULL ||
+        (spec->other != NULL && source->other_dir == NULL)) {
+        status = rt_fail(err, RT_ENOMEM, "%s", spec->dir);
         goto fail;
     }
     status = list_shards(source, known, known_count, err);
@@ -325,14 +407,28 @@ fail:
     return status;
 }
 
+rt_status md_source_open(const char *dir, const md_source_shard *known, uint32_t known_count,
+                         md_source **out, rt_err *err)
+{
+    return open_source(&(md_foreign_spec){.dir = dir}, false, known, known_count, out, err);
+}
+
+rt_status md_source_open_foreign(const md_foreign_spec *spec, const md_source_shard *known,
+                                 uint32_t known_count, md_source **out, rt_err *err)
+{
+    return open_source(spec, true, known, known_count, out, err);
+}
+
 void md_source_close(md_source *source)
 {
     if (source == NULL) return;
     for (uint32_t i = 0; source->shards != NULL && i < source->shard_count; i++)
         md_st_close(source->shards[i].file);
     json_decref(source->index);
+    json_decref(source->stamps);
     free(source->tensors);
     free(source->shards);
+    free(source->other_dir);
     free(source->dir);
     free(source);
 }
@@ -356,6 +452,12 @@ bool md_source_shard_present(const md_source *source, uint32_t shard)
     return source->shards[shard].file != NULL && !source->shards[shard].dropped;
 }
 
+bool md_source_shard_is_other(const md_source *source, uint32_t shard)
+{
+    RT_ASSERT(shard < source->shard_count);
+    return source->shards[shard].other;
+}
+
 uint64_t md_source_bytes(const md_source *source)
 {
     return source->bytes;
@@ -370,6 +472,17 @@ uint32_t md_source_lookup(md_source *source, const char *name)
     return (uint32_t)(tensor - source->tensors);
 }
 
+bool md_source_lookup_matrix(md_source *source, const char *name, md_source_matrix *out)
+{
+    char scale_name[MD_ST_NAME_MAX + 16];
+    uint32_t weight = md_source_lookup(source, name);
+
+    if (weight == MD_SOURCE_NONE) return false;
+    snprintf(scale_name, sizeof(scale_name), "%s%s", name, source->foreign ? ".qs" : "_scale_inv");
+    *out = (md_source_matrix){.weight = weight, .scale = md_source_lookup(source, scale_name)};
+    return true;
+}
+
 uint32_t md_source_gone_shard(const md_source *source, const char *name)
 {
     const source_tensor *tensor = find_tensor(source, name);
@@ -379,14 +492,14 @@ uint32_t md_source_gone_shard(const md_source *source, const char *name)
 
 uint32_t md_source_tensor_count(const md_source *source)
 {
-    return source->tensor_count;
+    return source->own_count;
 }
 
 uint64_t md_source_unused(const md_source *source, const char **first)
 {
     uint64_t count = 0;
 
-    for (uint32_t i = 0; i < source->tensor_count; i++) {
+    for (uint32_t i = 0; i < source->own_count; i++) {
         if (source->tensors[i].used) continue;
         if (count == 0) *first = source->tensors[i].name;
         count++;
@@ -417,9 +530,11 @@ uint64_t md_source_matrix_bytes(const md_source *source, const md_source_matrix 
 /* ---- resolving ---- */
 
 /* A tensor that is there; a missing one is blamed on a shard that is gone where there is any. */
-static rt_status require(md_source *source, const char *name, source_tensor **out, rt_err *err)
+rt_status md_source_require(md_source *source, const char *name, bool other, source_tensor **out,
+                            rt_err *err)
 {
-    source_tensor *tensor = find_tensor(source, name);
+    const char *dir = other ? source->other_dir : source->dir;
+    source_tensor *tensor = md_source_find_tensor(source, name, other);
 
     if (tensor != NULL && tensor->tensor != NULL) {
         tensor->used = true;
@@ -427,13 +542,13 @@ static rt_status require(md_source *source, const char *name, source_tensor **ou
         return RT_OK;
     }
     if (tensor != NULL)
-        return rt_fail(err, RT_EFORMAT, "%s: %s is needed from %s, which is no longer there",
-                       source->dir, name, source->shards[tensor->shard].info.name);
+        return rt_fail(err, RT_EFORMAT, "%s: %s is needed from %s, which is %s there", dir, name,
+                       source->shards[tensor->shard].info.name, other ? "not" : "no longer");
     for (uint32_t i = 0; i < source->shard_count; i++)
-        if (source->shards[i].file == NULL)
-            return rt_fail(err, RT_EFORMAT, "%s: %s is missing (%s is no longer there)",
-                           source->dir, name, source->shards[i].info.name);
-    return rt_fail(err, RT_EFORMAT, "%s: tensor %s is missing", source->dir, name);
+        if (source->shards[i].file == NULL && source->shards[i].other == other)
+            return rt_fail(err, RT_EFORMAT, "%s: %s is missing (%s is %s there)", dir, name,
+                           source->shards[i].info.name, other ? "not" : "no longer");
+    return rt_fail(err, RT_EFORMAT, "%s: tensor %s is missing", dir, name);
 }
 
 static void format_shape(const md_st_tensor *tensor, char *text, size_t text_bytes)
@@ -451,8 +566,8 @@ static void format_shape(const md_st_tensor *tensor, char *text, size_t text_byt
 }
 
 /* A vector [cols] may also be stored as [1, cols]. */
-static rt_status check_shape(const md_source *source, const source_tensor *tensor, uint32_t rows,
-                             uint32_t cols, rt_err *err)
+rt_status md_source_check_shape(const md_source *source, const source_tensor *tensor, uint32_t rows,
+                                uint32_t cols, rt_err *err)
 {
     const md_st_tensor *st = tensor->tensor;
     char found[96], expected[48];
@@ -468,43 +583,51 @@ static rt_status check_shape(const md_source *source, const source_tensor *tenso
                    source->shards[tensor->shard].info.name, tensor->name, expected, found);
 }
 
-static rt_status resolve_scale(md_source *source, const char *name, uint32_t rows, uint32_t cols,
-                               uint32_t *out, rt_err *err)
+static rt_status resolve_scale(md_source *source, const source_tensor *weight, uint32_t rows,
+                               uint32_t cols, uint32_t *out, rt_err *err)
 {
     char scale_name[MD_ST_NAME_MAX + 16];
     uint32_t block_rows = (rows + MD_SOURCE_BLOCK - 1) / MD_SOURCE_BLOCK;
     uint32_t block_cols = (cols + MD_SOURCE_BLOCK - 1) / MD_SOURCE_BLOCK;
     source_tensor *scale;
 
-    snprintf(scale_name, sizeof(scale_name), "%s_scale_inv", name);
-    RT_TRY(require(source, scale_name, &scale, err));
+    snprintf(scale_name, sizeof(scale_name), "%s_scale_inv", weight->name);
+    RT_TRY(md_source_require(source, scale_name, source->shards[weight->shard].other, &scale, err));
     if (scale->tensor->dtype != MD_ST_F32)
         return rt_fail(err, RT_EUNSUPPORTED, "%s: expected dtype F32, found %s", scale_name,
                        md_st_dtype_name(scale->tensor->dtype));
-    RT_TRY(check_shape(source, scale, block_rows, block_cols, err));
+    RT_TRY(md_source_check_shape(source, scale, block_rows, block_cols, err));
     *out = (uint32_t)(scale - source->tensors);
+    return RT_OK;
+}
+
+rt_status md_source_resolve_values(md_source *source, source_tensor *tensor, uint32_t rows,
+                                   uint32_t cols, md_source_matrix *out, rt_err *err)
+{
+    md_source_matrix matrix = {.scale = MD_SOURCE_NONE, .rows = rows, .cols = cols};
+    md_st_dtype dtype = tensor->tensor->dtype;
+
+    if (dtype != MD_ST_BF16 && dtype != MD_ST_F32 && dtype != MD_ST_F8_E4M3)
+        return rt_fail(
+            err, RT_EUNSUPPORTED, "%s: %s: weights are read from BF16, F32 and F8_E4M3, found %s",
+            source->shards[tensor->shard].info.name, tensor->name, md_st_dtype_name(dtype));
+    RT_TRY(md_source_check_shape(source, tensor, rows, cols, err));
+    if (dtype == MD_ST_F8_E4M3)
+        RT_TRY(resolve_scale(source, tensor, rows, cols, &matrix.scale, err));
+    matrix.weight = (uint32_t)(tensor - source->tensors);
+    *out = matrix;
     return RT_OK;
 }
 
 rt_status md_source_resolve(md_source *source, const char *name, uint32_t rows, uint32_t cols,
                             md_source_matrix *out, rt_err *err)
 {
-    md_source_matrix matrix = {.scale = MD_SOURCE_NONE, .rows = rows, .cols = cols};
     source_tensor *tensor;
-    md_st_dtype dtype;
 
     RT_ASSERT(rows > 0 && cols > 0);
-    RT_TRY(require(source, name, &tensor, err));
-    dtype = tensor->tensor->dtype;
-    if (dtype != MD_ST_BF16 && dtype != MD_ST_F32 && dtype != MD_ST_F8_E4M3)
-        return rt_fail(err, RT_EUNSUPPORTED,
-                       "%s: %s: weights are read from BF16, F32 and F8_E4M3, found %s",
-                       source->shards[tensor->shard].info.name, name, md_st_dtype_name(dtype));
-    RT_TRY(check_shape(source, tensor, rows, cols, err));
-    if (dtype == MD_ST_F8_E4M3) RT_TRY(resolve_scale(source, name, rows, cols, &matrix.scale, err));
-    matrix.weight = (uint32_t)(tensor - source->tensors);
-    *out = matrix;
-    return RT_OK;
+    if (source->foreign) return md_source_resolve_foreign(source, name, rows, cols, out, err);
+    RT_TRY(md_source_require(source, name, false, &tensor, err));
+    return md_source_resolve_values(source, tensor, rows, cols, out, err);
 }
 
 /* ---- deleting ---- */
@@ -527,7 +650,7 @@ rt_status md_source_drop(md_source *source, uint32_t shard, rt_err *err)
 
     RT_ASSERT(md_source_shard_present(source, shard));
     item = &source->shards[shard];
-    path = rt_path_join(source->dir, item->info.name);
+    path = shard_path(source, item->info.name);
     if (path == NULL) return rt_fail(err, RT_ENOMEM, "%s", item->info.name);
     if (unlink(path) != 0) status = rt_fail(err, RT_EIO, "delete %s: %s", path, strerror(errno));
     free(path);

@@ -5,6 +5,11 @@
  * a guess. FP8 weights (F8_E4M3) take their block scales from `<name>_scale_inv`, in any shard.
  * What decides is the stored dtype of each tensor, never a list in config.json.
  *
+ * md_source_open_foreign reads a directory of the colibri engine instead: every *.safetensors in it,
+ * names of the release, weights as integers (U8) with F32 scales in `<name>.qs`. What such a directory
+ * lacks of the indexer and the MTP layer may come from a second one, a checkpoint in the release's
+ * layout of which shards may be missing. A tensor of the first always goes before one of the second.
+ *
  * When a conversion is resumed, shards that it consumed are gone: they stay in the table as not
  * present, and only a tensor that is still needed from one is an error.
  *
@@ -42,16 +47,41 @@ RT_MUST_CHECK rt_status md_source_open(const char *dir, const md_source_shard *k
                                        uint32_t known_count, md_source **out, rt_err *err);
 void md_source_close(md_source *source);
 
+/* Shards of the second directory have this before their file name. */
+#define MD_SOURCE_OTHER_PREFIX "indexer-from/"
+
+typedef struct {
+    const char *dir;
+    const char *other; /* the second directory; NULL: none */
+    uint32_t layers;   /* main layers: those after them are MTP layers */
+} md_foreign_spec;
+
+/*   Errors  as md_source_open; RT_EINVAL also when known has shards of a second directory, and there
+ *           is none */
+RT_MUST_CHECK rt_status md_source_open_foreign(const md_foreign_spec *spec,
+                                               const md_source_shard *known, uint32_t known_count,
+                                               md_source **out, rt_err *err);
+
 uint32_t md_source_shard_count(const md_source *source);
 const md_source_shard *md_source_shard_at(const md_source *source, uint32_t shard);
 bool md_source_shard_present(const md_source *source, uint32_t shard);
-uint64_t md_source_bytes(const md_source *source); /* of the shards that are there */
+bool md_source_shard_is_other(const md_source *source,
+                              uint32_t shard);     /* of the second directory */
+uint64_t md_source_bytes(const md_source *source); /* of the shards that are there, without those */
 
 /* A matrix of the checkpoint: where its weights and scales are. */
 typedef struct {
-    uint32_t weight, scale; /* tensor numbers; scale is MD_SOURCE_NONE unless FP8 */
+    uint32_t weight, scale; /* tensor numbers; scale is MD_SOURCE_NONE unless FP8 or integers */
     uint32_t rows, cols;
+    uint32_t bits;        /* of integers: 8 or 4; 0 for values */
+    uint32_t scale_group; /* of integers: columns per scale, 0: one a row */
 } md_source_matrix;
+
+static inline uint32_t md_source_scales_per_row(const md_source_matrix *matrix)
+{
+    if (matrix->scale_group == 0) return matrix->bits > 0 ? 1 : 0;
+    return (matrix->cols + matrix->scale_group - 1) / matrix->scale_group;
+}
 
 /* Finds `name` and checks shape, dtype and scales. A vector has rows 1 and shape [cols].
  *   Errors  RT_EFORMAT       not in the checkpoint (a shard that is gone is named), wrong shape,
@@ -64,13 +94,27 @@ RT_MUST_CHECK rt_status md_source_resolve(md_source *source, const char *name, u
  * then on, although nothing reads it (accepted copies, records already done). */
 uint32_t md_source_lookup(md_source *source, const char *name);
 
+/* The same with the tensor's scales, for what is known without being read. */
+bool md_source_lookup_matrix(md_source *source, const char *name, md_source_matrix *out);
+
+/* Where md_source_resolve would take a tensor from. */
+typedef enum {
+    MD_SOURCE_OWN,
+    MD_SOURCE_OTHER,
+    MD_SOURCE_OTHER_GONE, /* the second directory's index names it in a shard that is not there */
+    MD_SOURCE_NOWHERE,
+} md_source_place;
+
+/* shard is set for MD_SOURCE_OTHER_GONE. */
+md_source_place md_source_find_place(const md_source *source, const char *name, uint32_t *shard);
+
 /* The shard of a known tensor that is not there, MD_SOURCE_NONE when it is there or the name is unknown:
  * without an index the names in a shard went with it. */
 uint32_t md_source_gone_shard(const md_source *source, const char *name);
 
-uint32_t md_source_tensor_count(const md_source *source);
+uint32_t md_source_tensor_count(const md_source *source); /* without the second directory's */
 
-/* Tensors that nobody resolved or looked up; *first is one of them (borrowed) when there is any. */
+/* Of them, those that nobody resolved or looked up; *first is one of them (borrowed) when there is any. */
 uint64_t md_source_unused(const md_source *source, const char **first);
 
 const char *md_source_tensor_name(const md_source *source, uint32_t tensor);
@@ -80,13 +124,27 @@ uint64_t md_source_matrix_bytes(const md_source *source, const md_source_matrix 
 /* Memory for reading `rows` rows of `cols` values of any dtype, scales included. */
 size_t md_source_raw_bytes(uint32_t rows, uint32_t cols);
 
-/* Rows row_begin.. of a matrix as f32 [row_count][cols], exactly as stored (FP8: code times scale,
- * rounded once).
+/* Rows row_begin.. of a matrix as f32 [row_count][cols], exactly as stored (FP8 and integers: code
+ * times scale, rounded once).
  *   raw     md_source_raw_bytes(row_count, cols), 8-byte aligned
- *   Errors  RT_EIO; RT_EFORMAT for a NaN or Inf: tensor, row and column are named */
+ *   Errors  RT_EIO; RT_EFORMAT for a NaN or Inf: tensor, row and column are named; those of
+ *           md_source_read_codes */
 RT_MUST_CHECK rt_status md_source_read_rows(const md_source *source, const md_source_matrix *matrix,
                                             uint32_t row_begin, uint32_t row_count, float *out,
                                             void *raw, rt_err *err);
+
+/* The same rows of a matrix of integers: q [row_count][cols] and scales
+ * [row_count][md_source_scales_per_row], as stored. raw as above.
+ *   Errors  RT_EIO; RT_EFORMAT for a scale that is NaN or Inf, or an int8 of -128, which the kernels'
+ *           format does not have (quantising rounds to -127..127): tensor, row and column are named */
+RT_MUST_CHECK rt_status md_source_read_codes(const md_source *source,
+                                             const md_source_matrix *matrix, uint32_t row_begin,
+                                             uint32_t row_count, int8_t *q, float *scales,
+                                             void *raw, rt_err *err);
+
+/* The values of such rows: out [row_count][cols], integer times scale, rounded once. */
+void md_source_multiply(const md_source_matrix *matrix, uint32_t row_count, const int8_t *q,
+                        const float *scales, float *out);
 
 /* Deletes a shard's file and closes it, so that its space is free at once. The shard is not present
  * afterwards. RT_EIO. */

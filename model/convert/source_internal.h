@@ -1,4 +1,5 @@
-/* source_internal.h - the table behind source.h, shared by source.c and source_read.c. */
+/* source_internal.h - the table behind source.h, shared by source.c, source_foreign.c and
+ * source_read.c. */
 #ifndef MODEL_CONVERT_SOURCE_INTERNAL_H
 #define MODEL_CONVERT_SOURCE_INTERNAL_H
 
@@ -9,6 +10,7 @@
 typedef struct {
     md_source_shard info;
     md_st_file *file; /* owned; NULL: not there */
+    bool other;       /* of the second directory */
     bool is_link;
     bool dropped; /* deleted by us: the header stays, since tensor names point into it */
 } source_shard;
@@ -21,13 +23,42 @@ typedef struct {
 } source_tensor;
 
 struct md_source {
-    char *dir;            /* owned */
-    json_t *index;        /* owned; NULL without an index file */
+    char *dir;       /* owned */
+    char *other_dir; /* owned; NULL: none */
+    bool foreign;
+    uint32_t layers;      /* foreign: main layers */
+    json_t *stamps;       /* owned; foreign: format names by tensor, NULL when no file has any */
+    bool fp8_declared;    /* foreign: a file says that it holds FP8 weights */
+    json_t *index;        /* owned; NULL without an index file. Foreign: of the second directory */
     source_shard *shards; /* owned, in name order */
     uint32_t shard_count;
-    source_tensor *tensors; /* owned, in name order */
+    source_tensor *tensors; /* owned, in name order; those of the second directory come after */
     uint32_t tensor_count;
+    uint32_t own_count; /* of them, without the second directory */
     uint64_t bytes;
 };
+
+/* A tensor of the directory itself, or of the second one; NULL: the table has no such name. */
+source_tensor *md_source_find_tensor(const md_source *source, const char *name, bool other);
+
+/* The same when its shard is there. RT_EFORMAT names what is missing. */
+RT_MUST_CHECK rt_status md_source_require(md_source *source, const char *name, bool other,
+                                          source_tensor **out, rt_err *err);
+
+/* What resolving a tensor in the release's layout does once it is found. */
+RT_MUST_CHECK rt_status md_source_resolve_values(md_source *source, source_tensor *tensor,
+                                                 uint32_t rows, uint32_t cols,
+                                                 md_source_matrix *out, rt_err *err);
+RT_MUST_CHECK rt_status md_source_check_shape(const md_source *source, const source_tensor *tensor,
+                                              uint32_t rows, uint32_t cols, rt_err *err);
+
+/* source_foreign.c */
+
+/* Takes the format stamps of a shard's header. RT_EFORMAT: damaged, or other than another shard's. */
+RT_MUST_CHECK rt_status md_source_take_stamps(md_source *source, const md_st_file *file,
+                                              rt_err *err);
+RT_MUST_CHECK rt_status md_source_resolve_foreign(md_source *source, const char *name,
+                                                  uint32_t rows, uint32_t cols,
+                                                  md_source_matrix *out, rt_err *err);
 
 #endif

@@ -14,7 +14,8 @@
 typedef struct {
     uint32_t block_rows;
     size_t raw_bytes, block_bytes, turned_bytes, packed_bytes;
-    size_t norm_bytes, power_bytes; /* experts: f32 [hidden], three f64 [inter] */
+    size_t norm_bytes, power_bytes;   /* experts: f32 [hidden], three f64 [inter] */
+    size_t codes_bytes, scales_bytes; /* of a block, where a tensor has integers to be kept */
 } sizes;
 
 typedef struct {
@@ -28,6 +29,8 @@ typedef struct {
     void *raw;
     float *block;
     float *turned; /* a head's block, transposed */
+    int8_t *codes;
+    float *scales;
     void *packed;
     float *norm;
     double *gate_norm, *up_norm, *down_norm;
@@ -50,8 +53,23 @@ static size_t max_size(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-static void expert_sizes(const md_shape *shape, sizes *out)
+/* Integers are kept where the record has scales to put theirs into. */
+static bool keeps_codes(kn_format format, const md_source_matrix *matrix)
 {
+    return matrix->bits > 0 && kn_format_has_f32_scales(format);
+}
+
+static void add_codes(kn_format format, const md_source_matrix *matrix, uint32_t rows, sizes *out)
+{
+    if (!keeps_codes(format, matrix)) return;
+    out->codes_bytes = max_size(out->codes_bytes, (size_t)rows * matrix->cols);
+    out->scales_bytes = max_size(out->scales_bytes,
+                                 (size_t)rows * md_source_scales_per_row(matrix) * sizeof(float));
+}
+
+static void expert_sizes(const md_unit *unit, sizes *out)
+{
+    const md_shape *shape = &unit->shape;
     uint32_t inter = shape->rows, hidden = shape->cols;
     uint32_t rows = rows_of_block(inter, hidden), down_rows = rows_of_block(hidden, inter);
 
@@ -61,6 +79,8 @@ static void expert_sizes(const md_shape *shape, sizes *out)
     out->packed_bytes = (size_t)shape->bytes;
     out->norm_bytes = hidden * sizeof(float);
     out->power_bytes = inter * sizeof(double);
+    for (uint32_t i = 0; i < unit->source_count && i <= MD_UNIT_DOWN; i++)
+        add_codes(shape->format, &unit->source[i], i == MD_UNIT_DOWN ? down_rows : rows, out);
 }
 
 static sizes unit_sizes(const md_unit *unit, const md_config *config)
@@ -71,7 +91,7 @@ static sizes unit_sizes(const md_unit *unit, const md_config *config)
 
     switch (shape->form) {
     case MD_FORM_EXPERT:
-        expert_sizes(shape, &out);
+        expert_sizes(unit, &out);
         return out;
     case MD_FORM_HEADS:
         rows = unit->key.kind == MD_UK_T ? shape->cols : shape->rows; /* rows of one head */
@@ -92,6 +112,7 @@ static sizes unit_sizes(const md_unit *unit, const md_config *config)
     out.block_rows = rows;
     out.raw_bytes = md_source_raw_bytes(rows, cols);
     out.block_bytes = (size_t)rows * cols * sizeof(float);
+    if (unit->source_count > 0) add_codes(shape->format, &unit->source[0], rows, &out);
     return out;
 }
 
@@ -101,7 +122,8 @@ size_t md_unit_memory(const md_unit *unit, const md_config *config)
 
     return rt_arena_cost(size.raw_bytes) + rt_arena_cost(size.block_bytes) +
            rt_arena_cost(size.turned_bytes) + rt_arena_cost(size.packed_bytes) +
-           rt_arena_cost(size.norm_bytes) + 3 * rt_arena_cost(size.power_bytes);
+           rt_arena_cost(size.norm_bytes) + 3 * rt_arena_cost(size.power_bytes) +
+           rt_arena_cost(size.codes_bytes) + rt_arena_cost(size.scales_bytes);
 }
 
 static void take_buffers(work *w, rt_arena *arena)
@@ -114,6 +136,41 @@ static void take_buffers(work *w, rt_arena *arena)
     w->gate_norm = rt_arena_take(arena, w->size.power_bytes);
     w->up_norm = rt_arena_take(arena, w->size.power_bytes);
     w->down_norm = rt_arena_take(arena, w->size.power_bytes);
+    w->codes = rt_arena_take(arena, w->size.codes_bytes);
+    w->scales = rt_arena_take(arena, w->size.scales_bytes);
+}
+
+/* ---- one block of a matrix ---- */
+
+/* Where a block of rows goes; src_col is the tensor's column that column 0 of the tiles is. */
+typedef struct {
+    kn_format format;
+    uint32_t cols, group, src_col;
+} block_target;
+
+/* Reads rows for pack_block: into w->codes and w->scales where these are kept, else into w->block.
+ * values: in any case into w->block. */
+static rt_status read_block(work *w, const md_source_matrix *matrix, kn_format format, uint32_t row,
+                            uint32_t count, bool values, rt_err *err)
+{
+    if (!keeps_codes(format, matrix))
+        return md_source_read_rows(w->source, matrix, row, count, w->block, w->raw, err);
+    RT_TRY(md_source_read_codes(w->source, matrix, row, count, w->codes, w->scales, w->raw, err));
+    if (values) md_source_multiply(matrix, count, w->codes, w->scales, w->block);
+    return RT_OK;
+}
+
+/* Quantises w->block, or takes over the integers as they are. */
+static void pack_block(work *w, const md_source_matrix *matrix, const block_target *to,
+                       uint32_t count, void *tiles)
+{
+    if (keeps_codes(to->format, matrix))
+        kn_qmat_pack_quantised(to->format, to->cols, to->group, w->codes + to->src_col,
+                               matrix->cols, w->scales, md_source_scales_per_row(matrix),
+                               to->src_col, matrix->scale_group, count, tiles);
+    else
+        kn_qmat_pack(to->format, to->cols, to->group, w->block + to->src_col, matrix->cols, count,
+                     tiles);
 }
 
 /* ---- streamed records ---- */
@@ -146,17 +203,17 @@ static rt_status convert_vector(work *w, rt_err *err)
 static rt_status convert_blocks(work *w, rt_err *err)
 {
     const md_shape *shape = &w->unit->shape;
+    const md_source_matrix *matrix = &w->unit->source[0];
+    const block_target to = {shape->format, shape->cols, shape->group, 0};
 
     for (uint32_t row = 0; row < shape->rows;) {
         uint32_t left = shape->rows - row;
         uint32_t count = left < w->size.block_rows ? left : w->size.block_rows;
         size_t values = (size_t)count * shape->cols;
 
-        RT_TRY(
-            md_source_read_rows(w->source, &w->unit->source[0], row, count, w->block, w->raw, err));
+        RT_TRY(read_block(w, matrix, shape->format, row, count, false, err));
         if (shape->form == MD_FORM_MATRIX) {
-            kn_qmat_pack(shape->format, shape->cols, shape->group, w->block, shape->cols, count,
-                         w->packed);
+            pack_block(w, matrix, &to, count, w->packed);
             RT_TRY(emit(w, w->packed,
                         kn_qmat_bytes(shape->format, count, shape->cols, shape->group), err));
         } else if (shape->format == KN_F32) {
@@ -179,21 +236,24 @@ static rt_status convert_heads(work *w, rt_err *err)
     const md_config *c = w->config;
     bool keys = w->unit->key.kind == MD_UK_T;
     uint32_t rows = keys ? c->nope_dim : c->v_dim, rank = c->kv_rank;
+    const md_source_matrix *matrix = &w->unit->source[0];
+    const block_target to = {shape->format, shape->cols, shape->group, 0};
+
+    RT_ASSERT(!keys || !keeps_codes(shape->format, matrix)); /* their scales lie the other way */
 
     for (uint32_t head = 0; head < shape->count; head++) {
         uint32_t first = head * (c->nope_dim + c->v_dim) + (keys ? 0 : c->nope_dim);
-        const float *matrix = w->block;
 
-        RT_TRY(md_source_read_rows(w->source, &w->unit->source[0], first, rows, w->block, w->raw,
-                                   err));
+        RT_TRY(read_block(w, matrix, shape->format, first, rows, false, err));
         if (keys) {
             for (uint32_t k = 0; k < rank; k++)
                 for (uint32_t d = 0; d < rows; d++)
                     w->turned[(size_t)k * rows + d] = w->block[(size_t)d * rank + k];
-            matrix = w->turned;
+            kn_qmat_pack(shape->format, shape->cols, shape->group, w->turned, shape->cols,
+                         shape->rows, w->packed);
+        } else {
+            pack_block(w, matrix, &to, rows, w->packed);
         }
-        kn_qmat_pack(shape->format, shape->cols, shape->group, matrix, shape->cols, shape->rows,
-                     w->packed);
         RT_TRY(emit(w, w->packed, w->size.packed_bytes, err));
     }
     return RT_OK;
@@ -221,15 +281,15 @@ static rt_status pack_slice_rows(work *w, uint32_t slice, uint32_t part, double 
     uint32_t step = rows_of_block(l->inter, l->hidden);
     size_t tile = kn_qmat_tile_bytes(l->format, l->hidden, l->hidden_group);
     unsigned char *out = place(w, slice, part);
+    const md_source_matrix *matrix = &w->unit->source[part];
+    const block_target to = {l->format, l->hidden, l->hidden_group, 0};
 
     for (uint32_t row = 0; row < neurons;) {
         uint32_t count = neurons - row < step ? neurons - row : step;
 
-        RT_TRY(md_source_read_rows(w->source, &w->unit->source[part], begin + row, count, w->block,
-                                   w->raw, err));
+        RT_TRY(read_block(w, matrix, l->format, begin + row, count, true, err));
         md_grid_row_norms(w->block, count, l->hidden, w->norm, norms + begin + row);
-        kn_qmat_pack(l->format, l->hidden, l->hidden_group, w->block, l->hidden, count,
-                     out + row / KN_TILE_ROWS * tile);
+        pack_block(w, matrix, &to, count, out + row / KN_TILE_ROWS * tile);
         row += count;
     }
     return RT_OK;
@@ -240,20 +300,20 @@ static rt_status pack_down(work *w, rt_err *err)
 {
     const md_expert_layout *l = &w->layout;
     uint32_t step = rows_of_block(l->hidden, l->inter);
+    const md_source_matrix *matrix = &w->unit->source[MD_UNIT_DOWN];
 
     for (uint32_t row = 0; row < l->hidden;) {
         uint32_t count = l->hidden - row < step ? l->hidden - row : step;
 
-        RT_TRY(md_source_read_rows(w->source, &w->unit->source[MD_UNIT_DOWN], row, count, w->block,
-                                   w->raw, err));
+        RT_TRY(read_block(w, matrix, l->format, row, count, true, err));
         md_grid_column_norms(w->block, count, l->inter, w->down_norm);
         for (uint32_t slice = 0; slice < l->slices; slice++) {
             uint32_t neurons = md_slice_neurons(l, slice);
             size_t tile = kn_qmat_tile_bytes(l->format, neurons, l->inter_group);
+            block_target to = {l->format, neurons, l->inter_group, md_slice_begin(l, slice)};
 
-            kn_qmat_pack(l->format, neurons, l->inter_group, w->block + md_slice_begin(l, slice),
-                         l->inter, count,
-                         place(w, slice, MD_UNIT_DOWN) + row / KN_TILE_ROWS * tile);
+            pack_block(w, matrix, &to, count,
+                       place(w, slice, MD_UNIT_DOWN) + row / KN_TILE_ROWS * tile);
         }
         row += count;
     }

@@ -126,8 +126,11 @@ static rt_status take_options(md_conversion *c, const md_container *container, r
 {
     const md_container_info *held = md_container_get_info(container);
 
-    if (kn_format_name(c->spec->expert_format) == NULL) c->info.expert_format = held->expert_format;
-    if (kn_format_name(c->spec->dense_format) == NULL) {
+    bool from_source = c->spec->import; /* then there is nothing to choose */
+
+    if (!from_source && kn_format_name(c->spec->expert_format) == NULL)
+        c->info.expert_format = held->expert_format;
+    if (!from_source && kn_format_name(c->spec->dense_format) == NULL) {
         c->info.dense_format = held->dense_format;
         c->info.embed_format = held->embed_format;
     }
@@ -171,6 +174,9 @@ rt_status md_conversion_verify(md_conversion *c, rt_team *team, md_convert_resul
         .records_done = engine.records_done,
         .records_absent = count_absent(container),
         .mismatches = mismatches,
+        .expert_format = c->info.expert_format,
+        .dense_format = c->info.dense_format,
+        .imported = c->import.summary,
     };
     memcpy(result->model_id, md_container_get_info(container)->model_id, sizeof(result->model_id));
 done:

@@ -1,0 +1,13 @@
+/* convert_output.h - what the verbs convert and import share: running it and saying what came of it.
+ *
+ * Threads: from one; runs a team of its own. */
+#ifndef APP_CONVERT_OUTPUT_H
+#define APP_CONVERT_OUTPUT_H
+
+#include "model/convert/convert.h"
+
+/* threads 0: the usable cores. A dry run's plan and, with json, one object go to stdout, all else to
+ * stderr. Gives the verb's exit code. */
+int app_convert_run(const char *verb, const md_convert_spec *asked, uint64_t threads, bool json);
+
+#endif

@@ -142,6 +142,25 @@ static void formats_follow_their_options(void **state)
     assert_int_equal(shape_of(&config, &info, 6, MD_INDEX_K_NORM, 0).form, MD_FORM_VECTOR);
 }
 
+static void of_an_import_what_its_scales_cannot_reach_is_f32(void **state)
+{
+    static const kn_format kept[] = {KN_Q8F32, KN_Q4F32};
+    md_config config = glm();
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        md_container_info info = {0};
+
+        md_container_info_init(&info, &config, KN_Q4F32, kept[i]);
+        assert_int_equal(shape_of(&config, &info, MD_NO_LAYER, MD_EMBED, 0).format, KN_F32);
+        assert_int_equal(shape_of(&config, &info, 5, MD_UK_T, 0).format, KN_F32);
+        assert_int_equal(shape_of(&config, &info, 5, MD_UV, 0).format, kept[i]);
+        assert_int_equal(shape_of(&config, &info, 5, MD_O, 0).format, kept[i]);
+        assert_int_equal(shape_of(&config, &info, 78, MD_EXPERT, 0).format, kept[i]);
+        assert_int_equal(shape_of(&config, &info, 5, MD_EXPERT, 0).format, KN_Q4F32);
+    }
+}
+
 static void shapes_are_those_of_the_release(void **state)
 {
     md_config config = glm();
@@ -241,6 +260,7 @@ int main(void)
         cmocka_unit_test(glm_in_f32_has_the_published_number_of_parameters),
         cmocka_unit_test(manifest_lists_every_record_once_in_order),
         cmocka_unit_test(formats_follow_their_options),
+        cmocka_unit_test(of_an_import_what_its_scales_cannot_reach_is_f32),
         cmocka_unit_test(shapes_are_those_of_the_release),
         cmocka_unit_test(groups_follow_the_contraction_width),
         cmocka_unit_test(records_that_a_layer_lacks_are_told),

@@ -286,6 +286,15 @@ static void the_option_that_differs_is_named(void **state)
     assert_int_equal(md_ledger_check_options(&r->options, &asked, &err), RT_EINVAL);
     assert_string_equal(err.text, "--dense: the target holds q8, asked bf16");
     asked = r->options;
+    asked.import = true;
+    assert_int_equal(md_ledger_check_options(&r->options, &asked, &err), RT_EINVAL);
+    assert_string_equal(err.text, "it was begun by moesaic convert, which alone can finish it");
+    r->options.import = true;
+    asked.dense_format = KN_Q8F32;
+    assert_int_equal(md_ledger_check_options(&r->options, &asked, &err), RT_EINVAL);
+    assert_string_equal(err.text, "dense weights: the target holds q8, the source has q8f32");
+    r->options.import = false;
+    asked = r->options;
     asked.grid_fine = true;
     assert_int_equal(md_ledger_check_options(&r->options, &asked, &err), RT_EINVAL);
     assert_string_equal(err.text, "--grid: the target holds std, asked fine");

@@ -2,6 +2,7 @@
 #include "app/output.h"
 
 #include "app/verbs.h"
+#include "base/stop.h"
 #include "transport/link_mpi.h"
 
 #include <errno.h>
@@ -71,13 +72,28 @@ json_t *app_json_text(const char *text)
     return value;
 }
 
+bool app_tells_usage_error(void)
+{
+    enum { WAIT_MS = 1000, STEP_MS = 20 };
+    tr_mpi_world world = tr_mpi_world_get();
+    char host[64] = "";
+
+    if (!world.launched || world.rank == 0) return true;
+    for (int waited = 0; waited < WAIT_MS && !rt_stop_requested(); waited += STEP_MS)
+        (void)poll(NULL, 0, STEP_MS);
+    if (rt_stop_requested()) return false;
+    (void)gethostname(host, sizeof(host) - 1);
+    fprintf(stderr, "moesaic: rank %u (host %s) has a command line or environment of its own:\n",
+            world.rank, host);
+    return true;
+}
+
 int app_usage_error(const char *verb, const char *fmt, ...)
 {
-    tr_mpi_world world = tr_mpi_world_get();
     char text[512];
     va_list args;
 
-    if (world.launched && world.rank > 0) return APP_EXIT_USAGE;
+    if (!app_tells_usage_error()) return APP_EXIT_USAGE;
     va_start(args, fmt);
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);

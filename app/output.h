@@ -26,7 +26,12 @@ bool app_json_print(const char *verb, json_t *root);
  * when there is no memory. */
 json_t *app_json_text(const char *text);
 
-/* "moesaic VERB: TEXT (see moesaic VERB --help)" on stderr, under mpirun by rank 0 alone. Returns
+/* Whether this process tells what is wrong with its command line. Under mpirun rank 0 does, at once; another
+ * rank waits a second first: had rank 0 the same fault, the launcher ends the job meanwhile. Then it is a
+ * fault of its own, and a line that names rank and host precedes. */
+bool app_tells_usage_error(void);
+
+/* "moesaic VERB: TEXT (see moesaic VERB --help)" on stderr, if app_tells_usage_error. Returns
  * APP_EXIT_USAGE. */
 int app_usage_error(const char *verb, const char *fmt, ...) RT_PRINTF(2, 3);
 

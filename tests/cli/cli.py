@@ -379,6 +379,19 @@ def check_under_mpirun_a_nodes_table_stays_readable():
     want(done.returncode == 1 and "; expert scratch" in line and "raise --ram" in line and "?" not in line, line, done)
 
 
+def check_under_mpirun_a_wrong_option_is_told_once_by_whom_it_concerns():
+    if not have_mpi():
+        return
+    done = mpirun(3, moesaic, "run", model, "--ids", ids, "--chunk", "0x")
+    want(done.returncode == 2 and done.stderr.count("--chunk") == 1 and "has a command line" not in done.stderr,
+         "of all ranks: once", done)
+    for prefix in ('set -- "$@" --chunk 0x', "export MOESAIC_CHUNK=0x"):
+        done = mpirun(2, "sh", "-c", f'[ "$OMPI_COMM_WORLD_RANK" = 0 ] || {prefix}; exec "$@"', "sh",
+                      moesaic, "run", model, "--ids", ids)
+        want(done.returncode == 2 and done.stdout == "", "exit code", done)
+        want("moesaic: rank 1 (host " in done.stderr and "0x" in done.stderr, "of one rank: by it", done)
+
+
 def check_a_missing_tokenizer_is_named():
     part = os.path.join(work, "no-tokenizer")
     shutil.copytree(model, part)

@@ -394,6 +394,9 @@ rt_status app_cluster_join(app_cluster *cluster, tr_welcome *out, rt_err *err)
         return rt_fail(err, RT_EPROTO, "rank 0 calls this node %u of %u, it is rank %u of %u",
                        message.welcome.node_index, message.welcome.nodes, cluster->rank,
                        cluster->size);
+    if (message.welcome.protocol < TR_PROTOCOL_MIN || message.welcome.protocol > TR_PROTOCOL_MAX)
+        return rt_fail(err, RT_EUNSUPPORTED, "rank 0 chose protocol %u, expected %d to %d",
+                       message.welcome.protocol, TR_PROTOCOL_MIN, TR_PROTOCOL_MAX);
     *out = message.welcome;
     return RT_OK;
 }

@@ -1,13 +1,12 @@
 /* attention_avx512.c - the inner loops of attention with AVX-512: eight heads times 48 positions, or
  * 48 columns, are 24 chains of fused adds: of the shapes that fit the registers the fastest (8 x 32
  * gives 12 % less). Absent lanes are computed and not stored: only a list's last block has some. */
-#include "kernels/attention_blocks.h"
+#include "kernels/attention_avx512.h"
 
 #include "kernels/mathf_poly.h"
 
 #if KN_X86
 
-#include <immintrin.h>
 #include <math.h>
 #include <string.h>
 
@@ -123,40 +122,6 @@ KN_AVX512_FN static void score_leaf(float *score, const float *q, size_t q_strid
     }
 }
 
-KN_AVX512_INLINE void value_heads(float *out, size_t out_stride, const float (*e)[KN_VALUE_ROWS],
-                                  const float *block, uint32_t rows, size_t left, kn_ahead *ahead,
-                                  int heads)
-{
-    const lane_mask mask = mask_of(left);
-    __m512 acc[HEADS][VECTORS];
-
-    load_rows(acc, out, out_stride, mask, heads);
-    chains(acc, e[0], KN_VALUE_ROWS, block, KN_VALUE_WIDTH, rows, ahead, heads);
-    store_rows(out, out_stride, mask, acc, heads);
-}
-
-KN_AVX512_FN static void value_leaf(float *out, size_t out_stride, const float *e, size_t e_stride,
-                                    uint32_t heads, const float (*block)[KN_VALUE_WIDTH],
-                                    uint32_t rows, uint32_t width, kn_ahead *ahead)
-{
-    _Alignas(64) float packed[HEADS][KN_VALUE_ROWS];
-
-    for (uint32_t h = 0, n; h < heads; h += n) {
-        n = kn_heads_step(heads - h, HEADS);
-        for (uint32_t i = 0; i < n; i++)
-            memcpy(packed[i], e + (h + i) * e_stride, rows * sizeof(float));
-        for (uint32_t r = 0; r < width; r += LANES) {
-            float *to = out + h * out_stride + r;
-
-#define CASE(n)                                                                                    \
-    value_heads(to, out_stride, (const float(*)[KN_VALUE_ROWS])packed, &block[0][r], rows,         \
-                width - r, ahead, n)
-            KN_HEADS_SWITCH(n, CASE)
-#undef CASE
-        }
-    }
-}
-
 KN_AVX512_INLINE void index_heads(__m512 *total, const float *q, const float *weight,
                                   const float *block, uint32_t dim, float key_scale,
                                   kn_ahead *ahead, int heads)
@@ -259,46 +224,15 @@ KN_AVX512_FN float kn_avx512_softmax_exp(float *score, uint32_t count)
     return _mm_cvtss_f32(_mm_add_ss(m, _mm_movehdup_ps(m)));
 }
 
-/* The row goes to a block whose columns are a multiple of 16. */
-KN_AVX512_FN static void load_row(float *values, bool bf16, const void *row, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i += 16) {
-        const __mmask16 mask = (__mmask16)(count - i >= 16 ? 0xffffU : (1U << (count - i)) - 1);
-        __m512 v;
-
-        if (bf16)
-            v = _mm512_castsi512_ps(_mm512_slli_epi32(
-                _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, (const uint16_t *)row + i)),
-                16));
-        else
-            v = _mm512_maskz_loadu_ps(mask, (const float *)row + i);
-        _mm512_store_ps(values + i, v);
-    }
-}
-
-static const kn_attn_leaves avx512_leaves = {HEADS,      LANES,      load_row,
-                                             score_leaf, value_leaf, index_leaf};
-
-void kn_avx512_attn_scores(float *score, const float *q, size_t q_stride, uint32_t heads,
-                           const kn_cache_view *cache, const uint32_t *list, uint32_t count,
-                           float scale)
-{
-    kn_attn_scores_blocked(&avx512_leaves, score, q, q_stride, heads, cache, list, count, scale);
-}
-
-void kn_avx512_attn_values(float *out, size_t out_stride, const float *e, const float *sum,
-                           uint32_t heads, uint32_t rank, const kn_cache_view *cache,
-                           const uint32_t *list, uint32_t count)
-{
-    kn_attn_values_blocked(&avx512_leaves, out, out_stride, e, sum, heads, rank, cache, list,
-                           count);
-}
+const kn_attn_leaves kn_avx512_leaves = {
+    .heads = HEADS, .lanes = LANES, .scores = score_leaf, .index = index_leaf};
 
 void kn_avx512_index_scores(float *score, const float *q, const float *weight, uint32_t heads,
                             uint32_t dim, const kn_cache_view *keys, uint32_t count,
                             float key_scale)
 {
-    kn_index_scores_blocked(&avx512_leaves, score, q, weight, heads, dim, keys, count, key_scale);
+    kn_index_scores_blocked(&kn_avx512_leaves, score, q, weight, heads, dim, keys, count,
+                            key_scale);
 }
 
 #endif

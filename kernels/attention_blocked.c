@@ -20,56 +20,6 @@ static float row_value(const kn_cache_view *cache, const char *row, uint32_t k)
     return value;
 }
 
-/* 16 bytes of one row in the low half, of another in the high half. */
-KN_AVX2_INLINE __m256i load_halves(const char *low, const char *high)
-{
-    return _mm256_inserti128_si256(
-        _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)low)),
-        _mm_loadu_si128((const __m128i *)(const void *)high), 1);
-}
-
-/* v[i] holds four columns of rows i (low half) and i + 4; afterwards the rows of column i. */
-KN_AVX2_INLINE void transpose_quads(__m256 *v)
-{
-    __m256 a = _mm256_unpacklo_ps(v[0], v[1]), b = _mm256_unpackhi_ps(v[0], v[1]);
-    __m256 c = _mm256_unpacklo_ps(v[2], v[3]), d = _mm256_unpackhi_ps(v[2], v[3]);
-
-    v[0] = _mm256_shuffle_ps(a, c, 0x44);
-    v[1] = _mm256_shuffle_ps(a, c, 0xee);
-    v[2] = _mm256_shuffle_ps(b, d, 0x44);
-    v[3] = _mm256_shuffle_ps(b, d, 0xee);
-}
-
-/* Eight columns of eight rows. Halves of two rows meet when they are loaded, so that no shuffle
- * crosses halves: those have one port on Intel's processors, the others two. */
-KN_AVX2_INLINE void transpose_8(float *to, const char *const *row, size_t offset, bool bf16)
-{
-    __m256 left[4], right[4];
-
-    KN_UNROLL
-    for (int i = 0; i < 4; i++) {
-        __m256i v = load_halves(row[i] + offset, row[i + 4] + offset);
-
-        if (bf16) {
-            const __m256i zero = _mm256_setzero_si256();
-
-            left[i] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, v));
-            right[i] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, v));
-        } else {
-            left[i] = _mm256_castsi256_ps(v);
-            right[i] =
-                _mm256_castsi256_ps(load_halves(row[i] + offset + 16, row[i + 4] + offset + 16));
-        }
-    }
-    transpose_quads(left);
-    transpose_quads(right);
-    KN_UNROLL
-    for (size_t i = 0; i < 4; i++) {
-        _mm256_store_ps(to + i * KN_ATTN_BLOCK, left[i]);
-        _mm256_store_ps(to + (i + 4) * KN_ATTN_BLOCK, right[i]);
-    }
-}
-
 /* to[k][i] = rows' columns begin .. begin+width. */
 KN_AVX2_FN static void transpose_block(float (*to)[KN_ATTN_BLOCK], const kn_cache_view *cache,
                                        const char *const *row, uint32_t begin, uint32_t width)
@@ -82,9 +32,9 @@ KN_AVX2_FN static void transpose_block(float (*to)[KN_ATTN_BLOCK], const kn_cach
             size_t offset = (begin + k) * value_bytes;
 
             if (cache->bf16)
-                transpose_8(&to[k][i], row + i, offset, true);
+                kn_transpose_8(&to[k][i], KN_ATTN_BLOCK, row + i, offset, true);
             else
-                transpose_8(&to[k][i], row + i, offset, false);
+                kn_transpose_8(&to[k][i], KN_ATTN_BLOCK, row + i, offset, false);
         }
     }
     for (uint32_t k = whole; k < width; k++)
@@ -92,19 +42,8 @@ KN_AVX2_FN static void transpose_block(float (*to)[KN_ATTN_BLOCK], const kn_cach
             to[k][i] = row_value(cache, row[i], begin + k);
 }
 
-/* The rows of this block of positions and of the next one. */
-typedef struct {
-    const kn_cache_view *cache;
-    const uint32_t *list; /* NULL: all positions */
-    uint32_t count, size; /* positions in all and of a block */
-    uint32_t steps;       /* of the leaf's loops, over one block */
-    uint32_t now;
-    const char *row[2][KN_ATTN_BLOCK];
-    kn_ahead ahead;
-} row_window;
-
 /* Absent positions repeat the last; what is computed from them is never stored. */
-static void find_rows(row_window *w, uint32_t begin)
+static void find_rows(kn_row_window *w, uint32_t begin)
 {
     uint32_t left = w->count - begin;
 
@@ -116,9 +55,7 @@ static void find_rows(row_window *w, uint32_t begin)
     }
 }
 
-/* Returns the rows of the block at `begin` and sets up asking for those of the next one. They need
- * no alignment, so a row may touch a line more than it fills. */
-static const char *const *window_next(row_window *w, uint32_t begin)
+const char *const *kn_window_next(kn_row_window *w, uint32_t begin)
 {
     const char *const *row = w->row[w->now];
     uint32_t asks = (w->steps + KN_AHEAD_STEPS - 1) / KN_AHEAD_STEPS;
@@ -132,7 +69,7 @@ static const char *const *window_next(row_window *w, uint32_t begin)
     find_rows(w, begin + w->size);
     w->ahead.row = w->row[w->now];
     w->ahead.lines = (uint32_t)(bytes / 64 + 1);
-    w->ahead.each = (w->ahead.lines * w->size + asks - 1) / asks;
+    w->ahead.rate = (w->ahead.lines * w->size * 256 + asks - 1) / asks;
     return row;
 }
 
@@ -149,11 +86,11 @@ KN_AVX2_FN void kn_attn_scores_blocked(const kn_attn_leaves *leaves, float *scor
                                        const uint32_t *list, uint32_t count, float scale)
 {
     _Alignas(64) float block[KN_SCORE_WIDTH][KN_ATTN_BLOCK];
-    row_window window = {.cache = cache, .list = list, .count = count, .size = KN_ATTN_BLOCK};
+    kn_row_window window = {.cache = cache, .list = list, .count = count, .size = KN_ATTN_BLOCK};
 
     window.steps = leaf_steps(leaves, heads, cache->width, KN_ATTN_BLOCK);
     for (uint32_t i = 0; i < count; i += KN_ATTN_BLOCK) {
-        const char *const *row = window_next(&window, i);
+        const char *const *row = kn_window_next(&window, i);
 
         for (uint32_t k = 0; k < cache->width; k += KN_SCORE_WIDTH) {
             uint32_t rest = cache->width - k;
@@ -178,13 +115,13 @@ static void values_piece(const kn_attn_leaves *leaves, float *out, size_t out_st
                          const uint32_t *list, uint32_t count)
 {
     _Alignas(64) float block[KN_VALUE_ROWS][KN_VALUE_WIDTH];
-    row_window window = {.cache = piece, .list = list, .count = count, .size = KN_VALUE_ROWS};
+    kn_row_window window = {.cache = piece, .list = list, .count = count, .size = KN_VALUE_ROWS};
 
     window.steps = leaf_steps(leaves, heads, KN_VALUE_ROWS, piece->width);
     memset(block, 0, sizeof(block)); /* columns that do not exist */
     for (uint32_t i = 0; i < count; i += KN_VALUE_ROWS) {
         uint32_t rows = count - i < KN_VALUE_ROWS ? count - i : KN_VALUE_ROWS;
-        const char *const *row = window_next(&window, i);
+        const char *const *row = kn_window_next(&window, i);
 
         for (uint32_t j = 0; j < rows; j++)
             leaves->load(block[j], piece->bf16, row[j], piece->width);
@@ -222,7 +159,7 @@ KN_AVX2_FN void kn_index_scores_blocked(const kn_attn_leaves *leaves, float *sco
 {
     _Alignas(64) float block[KN_INDEX_WIDTH][KN_ATTN_BLOCK];
     float total[KN_ATTN_BLOCK];
-    row_window window = {.cache = keys, .count = count, .size = KN_ATTN_BLOCK};
+    kn_row_window window = {.cache = keys, .count = count, .size = KN_ATTN_BLOCK};
 
     if (dim > KN_INDEX_WIDTH) {
         kn_ref_index_scores(score, q, weight, heads, dim, keys, count, key_scale);
@@ -231,7 +168,7 @@ KN_AVX2_FN void kn_index_scores_blocked(const kn_attn_leaves *leaves, float *sco
     window.steps = leaf_steps(leaves, heads, dim, KN_ATTN_BLOCK);
     for (uint32_t t = 0; t < count; t += KN_ATTN_BLOCK) {
         uint32_t left = count - t < KN_ATTN_BLOCK ? count - t : KN_ATTN_BLOCK;
-        const char *const *row = window_next(&window, t);
+        const char *const *row = kn_window_next(&window, t);
 
         transpose_block(block, keys, row, 0, dim);
         leaves->index(total, q, weight, heads, dim, (const float(*)[KN_ATTN_BLOCK])block, key_scale,

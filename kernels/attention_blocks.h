@@ -10,12 +10,15 @@
 
 #if KN_X86
 
+#include <immintrin.h>
+
 enum {
     KN_ATTN_BLOCK = 48,   /* positions of a score block */
     KN_SCORE_WIDTH = 144, /* columns of a piece: 27 KiB transposed */
     KN_INDEX_WIDTH = 256, /* the widest index key done in blocks */
     KN_VALUE_ROWS = 32,
-    KN_VALUE_WIDTH = 192 /* columns of a piece: 24 KiB of widened rows */
+    KN_VALUE_WIDTH = 192, /* columns of a piece: 24 KiB of widened rows */
+    KN_WINDOW_MAX = 96    /* positions of the largest block */
 };
 
 /* How many of `left` heads a leaf takes next: `most` (6 or 8), or what a tail is made of. */
@@ -43,20 +46,87 @@ typedef struct {
     const char *const *row; /* [size] */
     uint32_t size, lines;   /* rows, and lines of each: row by row, as a prefetcher likes it */
     uint32_t next, line;    /* row and line */
-    uint32_t each;          /* lines to ask for at a time */
+    uint32_t rate, credit;  /* lines to ask for at a time, 256ths */
 } kn_ahead;
 
 enum { KN_AHEAD_STEPS = 8 };
 
 static inline void kn_ahead_ask(kn_ahead *ahead)
 {
-    for (uint32_t i = 0; i < ahead->each && ahead->next < ahead->size; i++) {
+    ahead->credit += ahead->rate;
+    for (; ahead->credit >= 256 && ahead->next < ahead->size; ahead->credit -= 256) {
         uintptr_t row = (uintptr_t)ahead->row[ahead->next];
 
         __builtin_prefetch((const void *)(row + ahead->line * 64U), 0, 2);
         if (++ahead->line < ahead->lines) continue;
         ahead->line = 0;
         ahead->next++;
+    }
+}
+
+/* The rows of this block of positions and of the next one. */
+typedef struct {
+    const kn_cache_view *cache;
+    const uint32_t *list; /* NULL: all positions */
+    uint32_t count, size; /* positions in all and of a block */
+    uint32_t steps;       /* of the leaf's loops, over one block */
+    uint32_t now;
+    const char *row[2][KN_WINDOW_MAX];
+    kn_ahead ahead;
+} kn_row_window;
+
+/* Returns the rows of the block at `begin` and sets up asking for those of the next one. They need
+ * no alignment, so a row may touch a line more than it fills. */
+const char *const *kn_window_next(kn_row_window *w, uint32_t begin);
+
+/* 16 bytes of one row in the low half, of another in the high half. */
+KN_AVX2_INLINE __m256i kn_load_halves(const char *low, const char *high)
+{
+    return _mm256_inserti128_si256(
+        _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)low)),
+        _mm_loadu_si128((const __m128i *)(const void *)high), 1);
+}
+
+/* v[i] holds four columns of rows i (low half) and i + 4; afterwards the rows of column i. */
+KN_AVX2_INLINE void kn_transpose_quads(__m256 *v)
+{
+    __m256 a = _mm256_unpacklo_ps(v[0], v[1]), b = _mm256_unpackhi_ps(v[0], v[1]);
+    __m256 c = _mm256_unpacklo_ps(v[2], v[3]), d = _mm256_unpackhi_ps(v[2], v[3]);
+
+    v[0] = _mm256_shuffle_ps(a, c, 0x44);
+    v[1] = _mm256_shuffle_ps(a, c, 0xee);
+    v[2] = _mm256_shuffle_ps(b, d, 0x44);
+    v[3] = _mm256_shuffle_ps(b, d, 0xee);
+}
+
+/* Eight columns of eight rows. Halves of two rows meet when they are loaded, so that no shuffle
+ * crosses halves: those have one port on Intel's processors, the others two. */
+KN_AVX2_INLINE void kn_transpose_8(float *to, size_t to_stride, const char *const *row,
+                                   size_t offset, bool bf16)
+{
+    __m256 left[4], right[4];
+
+    KN_UNROLL
+    for (int i = 0; i < 4; i++) {
+        __m256i v = kn_load_halves(row[i] + offset, row[i + 4] + offset);
+
+        if (bf16) {
+            const __m256i zero = _mm256_setzero_si256();
+
+            left[i] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, v));
+            right[i] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, v));
+        } else {
+            left[i] = _mm256_castsi256_ps(v);
+            right[i] =
+                _mm256_castsi256_ps(kn_load_halves(row[i] + offset + 16, row[i + 4] + offset + 16));
+        }
+    }
+    kn_transpose_quads(left);
+    kn_transpose_quads(right);
+    KN_UNROLL
+    for (size_t i = 0; i < 4; i++) {
+        _mm256_storeu_ps(to + i * to_stride, left[i]);
+        _mm256_storeu_ps(to + (i + 4) * to_stride, right[i]);
     }
 }
 

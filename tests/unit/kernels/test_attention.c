@@ -334,6 +334,59 @@ static void a_head_does_not_depend_on_its_neighbours_or_the_tail(void **state)
     }
 }
 
+/* Scores, softmax and values of more heads and wider rows than one pass of any variant takes. */
+static void many_heads_and_wide_rows_equal_the_reference(void **state)
+{
+    enum { HEADS = 133, WIDTH = 661, COUNT = 101, STRIDE = WIDTH + 2 };
+    static const struct {
+        uint32_t heads, width, rank, count;
+    } cases[] = {
+        {16, 576, 512, 96},  {17, 577, 513, 97}, {31, 144, 130, 24}, {32, 288, 256, 48},
+        {33, 80, 64, 47},    {47, 575, 511, 95}, {48, 145, 144, 49}, {64, 576, 512, COUNT},
+        {65, 576, 520, 100}, {72, 640, 640, 6},  {80, 641, 641, 13}, {HEADS, WIDTH, WIDTH, 65},
+    };
+    size_t score_floats = (size_t)HEADS * COUNT, out_floats = (size_t)HEADS * STRIDE;
+    float *q = calloc(out_floats, sizeof(float)), *rows = calloc(COUNT * WIDTH, sizeof(float));
+    float *score = calloc(2 * score_floats, sizeof(float));
+    float *out = calloc(2 * out_floats, sizeof(float)), sum[2][HEADS];
+    uint32_t list[COUNT];
+    test_random random = {7};
+
+    (void)state;
+    assert_true(q != NULL && rows != NULL && score != NULL && out != NULL);
+    test_random_fill(&random, q, out_floats, 0.3F);
+    for (uint32_t i = 0; i < COUNT; i++)
+        list[i] = COUNT - 1 - i; /* any order will do */
+    for (size_t c = 0; c < 2 * sizeof(cases) / sizeof(cases[0]); c++) {
+        uint32_t heads = cases[c / 2].heads, count = cases[c / 2].count;
+        kn_cache_view view = {.rows = rows, .width = cases[c / 2].width, .bf16 = c % 2 != 0};
+
+        view.row_bytes = view.width * (view.bf16 ? 2 : sizeof(float));
+        for (uint32_t i = 0; i < COUNT; i++)
+            kn_cache_store((char *)rows + i * view.row_bytes, view.bf16, q + i * 3, view.width);
+        for (int v = 0; v < KN_VARIANT_COUNT; v++) {
+            float *s = score + (v == KN_REF ? 0 : score_floats);
+            float *o = out + (v == KN_REF ? 0 : out_floats), *of = sum[v != KN_REF];
+
+            if (!test_variant_select(v)) continue;
+            memset(s, 0x55, score_floats * sizeof(float));
+            memset(o, 0x55, out_floats * sizeof(float));
+            kn_attn_scores(s, q, STRIDE, heads, &view, list, count, 0.05F);
+            for (uint32_t h = 0; h < heads; h++)
+                of[h] = kn_softmax_exp(s + (size_t)h * count, count);
+            kn_attn_values(o, STRIDE, s, of, heads, cases[c / 2].rank, &view, list, count);
+            if (v == KN_REF) continue;
+            assert_true(test_floats_equal("exp", s, score, score_floats));
+            assert_true(test_floats_equal("sum", of, sum[0], heads));
+            assert_true(test_floats_equal("values", o, out, out_floats));
+        }
+    }
+    free(q);
+    free(rows);
+    free(score);
+    free(out);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -342,6 +395,7 @@ int main(void)
         cmocka_unit_test(score_variants_equal_the_reference_over_odd_shapes),
         cmocka_unit_test(value_variants_equal_the_reference_over_odd_shapes),
         cmocka_unit_test(index_variants_equal_the_reference_over_odd_shapes),
+        cmocka_unit_test(many_heads_and_wide_rows_equal_the_reference),
         cmocka_unit_test(softmax_variants_equal_the_reference_at_every_length),
         cmocka_unit_test(a_nan_or_infinite_score_gives_a_nan_sum),
         cmocka_unit_test(a_head_does_not_depend_on_its_neighbours_or_the_tail),

@@ -309,6 +309,9 @@ static void check_conversion_room(app_doctor *doctor, const app_plan *plan, cons
     if (plan->disk_free_bytes >= plan->disk_needed_bytes)
         app_doctor_row(doctor, APP_ROW_OK, "space", NULL, "%s free in %s, %s needed", left,
                        model->dir, needed);
+    else if (model->foreign) /* an import deletes nothing */
+        app_doctor_row(doctor, APP_ROW_FAIL, "space", "use a larger disk",
+                       "%s free in %s, %s needed", left, model->dir, needed);
     else if (plan->disk_free_bytes >= plan->disk_consume_bytes)
         app_doctor_row(doctor, APP_ROW_WARN, "space", "convert with --consume",
                        "%s free in %s, %s needed; with --consume about %s", left, model->dir,
@@ -333,7 +336,8 @@ static void check_source(app_doctor *doctor, const app_model *model)
                        size(model->source_bytes, a));
     else
         app_doctor_row(doctor, ready ? APP_ROW_WARN : APP_ROW_FAIL, "model", next,
-                       "a checkpoint, %s: %u weight files, %u missing, %s of %s",
+                       "a %s, %s: %u weight files, %u missing, %s of %s",
+                       model->foreign ? "model of the colibri engine" : "checkpoint",
                        ready ? "complete, not converted yet" : "not usable yet", model->shards,
                        model->shards_missing, size(model->shard_bytes, a),
                        size(model->source_bytes, b));

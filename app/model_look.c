@@ -4,6 +4,7 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "model/container/description.h"
+#include "model/convert/import.h"
 #include "model/convert/source_size.h"
 #include "model/convert/target.h"
 
@@ -143,6 +144,9 @@ static rt_status look_at_conversion(app_model *model, rt_err *err)
     shards = md_ledger_shards(ledger, &shard_count);
     if (shard_count > 0)
         snprintf(model->first_shard, sizeof(model->first_shard), "%s", shards[0].name);
+    for (uint32_t i = 0; i < shard_count; i++)
+        model->from_other |= strncmp(shards[i].name, MD_SOURCE_OTHER_PREFIX,
+                                     sizeof(MD_SOURCE_OTHER_PREFIX) - 1) == 0;
     model->shards = shard_count;
     model->disk_bytes = pack_bytes(model);
     model->running = is_locked(model);
@@ -238,15 +242,39 @@ static rt_status count_indexed(app_model *model, json_t *index, rt_err *err)
     return RT_OK;
 }
 
-static void count_listed(app_model *model)
+static void count_listed(app_model *model, const char *begins)
 {
     DIR *dir = opendir(model->dir);
     const struct dirent *entry;
 
     while (dir != NULL && (entry = readdir(dir)) != NULL)
-        if (strncmp(entry->d_name, "model", 5) == 0 && is_shard_name(entry->d_name))
+        if (strncmp(entry->d_name, begins, strlen(begins)) == 0 && is_shard_name(entry->d_name))
             count_shard(model, entry->d_name);
     if (dir != NULL) (void)closedir(dir);
+}
+
+/* The blueprint of what import would make, and what it would say against it. */
+static rt_status look_at_foreign(app_model *model, rt_err *err)
+{
+    const md_config config = *md_container_config(model->container);
+    md_container_info info;
+    md_container *other = NULL;
+    md_import found;
+    rt_err problem = {0};
+    rt_status status = md_import_look(model->dir, NULL, &config, &found, &problem);
+
+    model->foreign = true;
+    model->source_bytes = model->shard_bytes;
+    if (status == RT_ENOMEM) return rt_fail(err, RT_ENOMEM, "%s", problem.text);
+    if (status != RT_OK) {
+        snprintf(model->import_problem, sizeof(model->import_problem), "%s", problem.text);
+        return RT_OK;
+    }
+    md_container_info_init(&info, &config, found.expert_format, found.dense_format);
+    RT_TRY(md_container_blueprint(model->dir, &config, &info, &other, err));
+    md_container_close(model->container);
+    model->container = other;
+    return add_sizes(model, err);
 }
 
 static rt_status count_shards(app_model *model, rt_err *err)
@@ -263,9 +291,13 @@ static rt_status count_shards(app_model *model, rt_err *err)
     if (index != NULL)
         status = count_indexed(model, index, err);
     else
-        count_listed(model);
+        count_listed(model, "model");
     json_decref(index);
     RT_TRY(status);
+    if (model->shards == 0 && index == NULL) {
+        count_listed(model, "out-");
+        if (model->shards > 0) RT_TRY(look_at_foreign(model, err));
+    }
     if (model->shards == 0 || model->shards == model->shards_missing) return RT_OK;
     model->state = APP_MODEL_CHECKPOINT;
     if (model->shards_missing == 0 && !has(model, "tokenizer.json"))
@@ -275,7 +307,9 @@ static rt_status count_shards(app_model *model, rt_err *err)
 
 bool app_model_is_convertible(const app_model *model)
 {
-    bool readable = model->quant_method[0] == '\0' || strcmp(model->quant_method, "fp8") == 0;
+    bool readable = model->foreign
+                        ? model->import_problem[0] == '\0'
+                        : model->quant_method[0] == '\0' || strcmp(model->quant_method, "fp8") == 0;
 
     return model->state == APP_MODEL_CHECKPOINT && model->first_missing[0] == '\0' && readable &&
            model->shard_bytes >= model->shard_bytes_index;
@@ -335,9 +369,22 @@ rt_status app_model_look(const char *path, kn_format expert_format, kn_format de
 
 /* ---- advice ---- */
 
+static void advise_foreign(const app_model *model, char *text, size_t text_bytes)
+{
+    if (model->import_problem[0] != '\0')
+        snprintf(text, text_bytes, "import (moesaic import %s TARGET) would say: %s", model->path,
+                 model->import_problem);
+    else if (model->first_missing[0] != '\0')
+        snprintf(text, text_bytes, "%s is missing: put it there", model->first_missing);
+    else
+        snprintf(text, text_bytes, "import it: moesaic import %s TARGET", model->path);
+}
+
 static void advise_checkpoint(const app_model *model, char *text, size_t text_bytes)
 {
-    if (model->quant_method[0] != '\0' && strcmp(model->quant_method, "fp8") != 0)
+    if (model->foreign)
+        advise_foreign(model, text, text_bytes);
+    else if (model->quant_method[0] != '\0' && strcmp(model->quant_method, "fp8") != 0)
         snprintf(text, text_bytes,
                  "download the FP8 or the BF16 release: weights quantised by \"%s\" are not read",
                  model->quant_method);
@@ -370,6 +417,13 @@ static void advise_conversion(const app_model *model, char *text, size_t text_by
     }
     if (asked->latent_eps != 1e-5f) /* what every release has */
         snprintf(eps, sizeof(eps), " --latent-eps %.9g", (double)asked->latent_eps);
+    if (asked->import) {
+        snprintf(text, text_bytes,
+                 "run import again with the same source: moesaic import SOURCE %s%s%s%s",
+                 model->path, model->from_other ? " --indexer-from HF_DIR" : "",
+                 asked->grid_fine ? " --grid fine" : "", eps);
+        return;
+    }
     snprintf(text, text_bytes,
              "run convert again with the same source: moesaic convert SOURCE %s --experts %s "
              "--dense %s%s%s",

@@ -15,7 +15,7 @@ typedef enum {
     APP_MODEL_NOTHING, /* a directory with nothing of a model in it */
     APP_MODEL_BROKEN,  /* a config.json, checkpoint or container that is damaged or not supported */
     APP_MODEL_CONFIG,  /* a config.json and no weights: nothing is downloaded yet */
-    APP_MODEL_CHECKPOINT, /* weights in the release's layout, all or some */
+    APP_MODEL_CHECKPOINT, /* weights in the release's layout, all or some; or foreign ones */
     APP_MODEL_UNFINISHED, /* a conversion that was begun */
     APP_MODEL_CONTAINER,
 } app_model_state;
@@ -32,7 +32,9 @@ typedef struct {
     uint64_t records, bytes, disk_bytes; /* of the whole; disk_bytes with headers and padding */
 
     /* CONFIG, CHECKPOINT. */
-    char quant_method[24];                 /* of config.json; "" when it names none */
+    bool foreign;             /* weights of the colibri engine, for import */
+    char import_problem[504]; /* foreign: why import would refuse them as they are; "" */
+    char quant_method[24];    /* of config.json; "" when it names none */
     uint64_t source_bytes, source_tensors; /* of a whole checkpoint, computed */
     uint32_t shards, shards_missing;       /* those that the index names; without one, those here */
     uint64_t shard_bytes, shard_bytes_index; /* here; what the index says, 0 without one */
@@ -43,6 +45,7 @@ typedef struct {
     uint64_t records_done, done_bytes;
     bool running;        /* a process holds the ledger's lock */
     bool ledger_damaged; /* BROKEN: nothing tells what was done */
+    bool from_other;     /* an import with a second directory */
     char first_shard[128];
 } app_model;
 
@@ -54,7 +57,7 @@ void app_model_free(app_model *model); /* a zeroed one is allowed */
 /* "container", "unfinished conversion": for people and JSON. */
 const char *app_model_state_name(app_model_state state);
 
-/* A checkpoint of which every file is here, and in a form that convert reads. */
+/* A checkpoint of which every file is here, and in a form that convert (or import) reads. */
 bool app_model_is_convertible(const app_model *model);
 
 /* What to do next, as one line, with the command where there is one: "run it: moesaic run DIR ...". */

@@ -317,6 +317,12 @@ static void advise_storage(const app_plan *plan, const app_model *model, app_adv
     size_text needed, consumed, left;
 
     if (plan->disk_needed_bytes == 0) return;
+    if (model->foreign) {
+        say(out, "Import takes %s of disk, %s is free%s", size(plan->disk_needed_bytes, needed),
+            size(free_bytes, left),
+            free_bytes >= plan->disk_needed_bytes ? "." : ": use a larger disk.");
+        return;
+    }
     size(plan->disk_needed_bytes, needed);
     size(plan->disk_consume_bytes, consumed);
     size(free_bytes, left);

@@ -75,9 +75,15 @@ static void print_model(const app_plan *plan, const app_model *model)
     printf("model      %s, %u layers (%u with experts), %u experts, top %u; from %s\n",
            c->model_type, c->layers, plan->model.layers, c->experts, c->topk,
            model->state == APP_MODEL_CONTAINER    ? "a container"
+           : model->foreign                       ? "a model of the colibri engine"
            : model->state == APP_MODEL_CHECKPOINT ? "a checkpoint"
                                                   : "config.json alone");
-    if (model->state != APP_MODEL_CONTAINER) {
+    if (model->foreign) {
+        printf("source     %s of integers and scales%s\n", size(model->shard_bytes, here),
+               model->import_problem[0] != '\0'
+                   ? "; import would refuse it (moesaic status says why), the formats are a guess"
+                   : "");
+    } else if (model->state != APP_MODEL_CONTAINER) {
         printf("download   %s in %llu tensors (%s)", size(model->source_bytes, source),
                (unsigned long long)model->source_tensors,
                strcmp(model->quant_method, "fp8") == 0 ? "FP8" : "BF16");

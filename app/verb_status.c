@@ -184,7 +184,8 @@ static void print_state(const status_report *report)
                size(model->source_bytes, a));
         return;
     case APP_MODEL_CHECKPOINT:
-        printf("state      checkpoint, %s: %u weight files, %u missing, %s of %s\n",
+        printf("state      %s, %s: %u weight files, %u missing, %s of %s\n",
+               model->foreign ? "model of the colibri engine" : "checkpoint",
                app_model_is_convertible(model) ? "complete, not converted" : "not usable yet",
                model->shards, model->shards_missing, size(model->shard_bytes, a),
                size(model->source_bytes, b));

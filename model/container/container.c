@@ -92,7 +92,7 @@ static rt_status check_finished(const md_container *container, rt_err *err)
     if (!finished)
         return rt_fail(err, RT_EFORMAT,
                        "%s: expected %s, found none: not a container, or an unfinished conversion "
-                       "(run convert again to finish it)",
+                       "(run convert or import again to finish it)",
                        container->dir, MD_DESCRIPTION_NAME);
     return RT_OK;
 }

@@ -212,6 +212,15 @@ def views():
               done.stdout)
     done = run("doctor", target, "--json", code=0)
     check("doctor: no failure", '"fail"' not in done.stdout, done.stdout)
+    # The source itself is known as what it is, and plan counts what import would make of it.
+    source = os.path.join(work, "mixed")
+    for verb, code in (("status", 3), ("plan", 0), ("doctor", 3)):
+        done = run(verb, source, code=code)
+        check(f"{verb}: knows the source", "model of the colibri engine" in done.stdout, done.stdout)
+    check("plan: formats of the source", all(f in run("plan", source).stdout
+                                             for f in ("q4f32", "q8f32")))
+    check("status: says what to do", f"moesaic import {source} TARGET" in run(
+        "status", source, code=3).stdout)
 
 
 # ---- what the source lacks ----
@@ -222,6 +231,8 @@ def elsewhere():
     target = place("elsewhere")
     refused("no indexer", ["tensors of the indexer", "tensors of the MTP layer", "--indexer-from"],
             bare, target)
+    done = run("status", bare, code=3)
+    check("no indexer: status tells", "--indexer-from" in done.stdout, done.stdout)
     refused("no indexer: dry run", ["--indexer-from"], half, target, "--dry-run")
     check("no indexer: nothing is made", not os.path.exists(target))
     done = result("import", bare, target, "--indexer-from", nano)
@@ -361,6 +372,9 @@ def interruption():
           os.path.exists(os.path.join(target, "convert.ledger")))
     done = run("convert", wide, target, code=1)
     check("interruption: convert leaves it", "moesaic import" in done.stderr, done.stderr)
+    done = run("status", target, code=3)
+    check("interruption: status says what to do", f"moesaic import SOURCE {target}" in done.stdout,
+          done.stdout)
     resumed = result("import", source, target)
     check("interruption: the same model", resumed["model_id"] == whole, resumed)
 

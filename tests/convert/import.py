@@ -166,13 +166,14 @@ def formats():
         shutil.rmtree(again)
 
 
-def ids(target, *options, ranks=1, env=None):
+def ids(target, *options, ranks=1):
     command = [moesaic, "run", target, "--ids", "5,9,14,3,77,21,8,101,44,6,2,90", "--ignore-eos",
                "--tokens", "12", "--temp", "0", "--json", "--heat", "none", "--threads", "1",
                *options]
     if ranks > 1:
         command = ["mpirun", "-n", str(ranks), "--oversubscribe", "--bind-to", "none", *command]
-    done = call(command)
+    # MPI itself leaks at its end, which would fail a build with sanitizers.
+    done = call(command, env={"ASAN_OPTIONS": "detect_leaks=0"} if ranks > 1 else None)
     try:
         return json.loads(done.stdout.splitlines()[-1])["ids"]
     except (ValueError, KeyError, IndexError):
@@ -185,7 +186,7 @@ def runs():
         target = os.path.join(work, name + ".moesaic")
         alone = ids(target)
         check(f"{name}: runs", alone and len(alone) == 12, alone)
-        if shutil.which("mpirun") and "--no-mpi" not in sys.argv:
+        if shutil.which("mpirun"):
             check(f"{name}: 3 ranks", ids(target, ranks=3) == alone)
             check(f"{name}: 3 ranks, slices", ids(target, "--slices", ranks=3) == alone)
         check(f"{name}: plain kernels", ids(target, "--kernels", "ref") == alone)
@@ -357,10 +358,9 @@ def damage():
 def interruption():
     source, target = os.path.join(work, "mixed"), place("stopped")
     whole = result("import", source, place("whole"))["model_id"]
-    tiny_steps = {"MOESAIC_THREADS": "1"}
     for attempt in range(40):
         shutil.rmtree(target, ignore_errors=True)
-        process = subprocess.Popen([moesaic, "import", source, target], env=dict(ENV, **tiny_steps),
+        process = subprocess.Popen([moesaic, "import", source, target, "--threads", "1"], env=ENV,
                                    stderr=subprocess.DEVNULL)
         while not os.path.exists(os.path.join(target, "dense.bin")) and process.poll() is None:
             pass

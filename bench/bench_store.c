@@ -6,25 +6,38 @@
  * CONTAINER is a synthetic or real model, USAGE the real heat (data/glm52_heat.usage), SHARE the share of
  * the expert bytes that the store may hold (default 0.5). Every token draws topk experts of each layer
  * without replacement, in proportion to that heat; nothing is computed. The first half of the tokens warms
- * the cache, which starts without a heat file (with `known`: with that heat); the second is measured. The static set that is compared
- * holds the hottest experts of each layer of the very heat that is drawn from, as many as the cache. */
+ * the cache, which starts without a heat file (with `known`: with that heat); the second is measured. The
+ * static set that is compared holds the hottest experts of each layer of the very heat that is drawn from,
+ * as many as the cache. Raw: two threads read with O_DIRECT, whole records, what the part of the run before
+ * the last has missed. Decoding and raw reading take turns, so that a disk that others use, or whose host
+ * caches some of it, is the same for both. */
 #include "base/clock.h"
+#include "base/slab.h"
 #include "expert_node/store.h"
 #include "placement/heat_usage.h"
 #include "placement/map.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { RAW_THREADS = 2, RAW_READS = 96, REAL_LAYERS = 78, REAL_DENSE = 3 };
+enum {
+    RAW_THREADS = 2,
+    MISSED_MAX = 128, /* that are noted of a part */
+    PARTS = 6,        /* of the measured tokens */
+    REAL_LAYERS = 78,
+    REAL_DENSE = 3,
+};
 
 typedef struct {
     const md_container *container;
     const md_config *config;
     pl_heat *heat; /* by the container's layers */
     uint64_t random;
+    md_key missed[MISSED_MAX]; /* by the part under way */
+    uint32_t missed_count;
 } bench;
 
 static void check(rt_status status, const rt_err *err)
@@ -95,53 +108,64 @@ static void draw(bench *b, uint32_t layer, uint32_t *out)
     }
 }
 
+/* What raw readers share. */
 typedef struct {
-    const bench *b;
-    uint32_t first;
-    uint64_t bytes;
+    const md_container *container;
+    md_key keys[MISSED_MAX];
+    uint32_t count;
+    atomic_uint next;
+    atomic_ullong bytes;
+    uint64_t ns;
+    rt_slab room[RAW_THREADS]; /* on huge pages, as the store's: they make larger transfers */
+} raw_run;
+
+typedef struct {
+    raw_run *run;
+    void *data;
 } raw_reader;
 
-/* Records of a pack one after another, hopping so that the readers do not follow each other. */
 static void *read_raw(void *context)
 {
-    raw_reader *self = context;
-    const md_config *config = self->b->config;
-    uint32_t layer = config->layers - 1;
-    md_record record = {0};
-    md_key key = {(uint16_t)layer, MD_EXPERT, 0};
-    void *data = NULL;
+    const raw_reader *reader = context;
+    raw_run *self = reader->run;
+    uint32_t i;
 
-    for (uint32_t i = 0; i < RAW_READS / RAW_THREADS; i++) {
-        key.index = (self->first + i * RAW_THREADS) * 37 % config->experts;
-        if (!md_container_find(self->b->container, key, &record)) exit(1);
-        if (data == NULL)
-            data = aligned_alloc(2 << 20, (en_disk_bytes(&record) + (2 << 20)) >> 21 << 21);
-        if (data == NULL) exit(1);
-        ssize_t got = en_disk_real().pread(NULL, record.fd_direct, data, en_disk_bytes(&record),
-                                           (off_t)record.offset);
+    while ((i = atomic_fetch_add(&self->next, 1)) < self->count) {
+        md_record record;
+        if (!md_container_find(self->container, self->keys[i], &record)) exit(1);
+        ssize_t got = en_disk_real().pread(NULL, record.fd_direct, reader->data,
+                                           en_disk_bytes(&record), (off_t)record.offset);
         if (got <= 0) exit(1);
-        self->bytes += (uint64_t)got;
+        atomic_fetch_add(&self->bytes, (unsigned long long)got);
     }
-    free(data);
     return NULL;
 }
 
-static double raw_rate(const bench *b)
+/* Reads what `self` lists and adds to its bytes and time; then lists what the part has missed. */
+static void read_missed(bench *b, raw_run *self)
 {
     rt_clock clock = rt_clock_real();
-    uint64_t begin = rt_clock_now(&clock), bytes = 0;
+    uint64_t begin = rt_clock_now(&clock);
     pthread_t thread[RAW_THREADS];
     raw_reader reader[RAW_THREADS];
 
+    atomic_store(&self->next, 0);
     for (uint32_t i = 0; i < RAW_THREADS; i++) {
-        reader[i] = (raw_reader){.b = b, .first = i};
+        reader[i] = (raw_reader){self, self->room[i].data};
         if (pthread_create(&thread[i], NULL, read_raw, &reader[i]) != 0) exit(1);
     }
-    for (uint32_t i = 0; i < RAW_THREADS; i++) {
+    for (uint32_t i = 0; i < RAW_THREADS; i++)
         pthread_join(thread[i], NULL);
-        bytes += reader[i].bytes;
-    }
-    return (double)bytes / (double)(rt_clock_now(&clock) - begin);
+    self->ns += rt_clock_now(&clock) - begin;
+    memcpy(self->keys, b->missed, sizeof(self->keys));
+    self->count = b->missed_count;
+    b->missed_count = 0;
+}
+
+static void note_missed(bench *b, const en_store *store, uint32_t layer, uint32_t expert)
+{
+    if (en_store_is_resident(store, layer, expert) || b->missed_count == MISSED_MAX) return;
+    b->missed[b->missed_count++] = (md_key){(uint16_t)layer, MD_EXPERT, expert};
 }
 
 /* One token: a frame of each layer. Returns how many of its choices the static set has. */
@@ -158,6 +182,7 @@ static uint32_t decode(bench *b, en_store *store, const bool *fixed)
         for (uint32_t i = 0; i < b->config->topk; i++) {
             wants[i] = (en_want){chosen[i], 1};
             held += fixed[layer * b->config->experts + chosen[i]];
+            note_missed(b, store, layer, chosen[i]);
         }
         en_store_begin(store, layer, wants, b->config->topk, 1);
         for (uint32_t i = 0; i < b->config->topk; i++) {
@@ -217,9 +242,10 @@ static void run(bench *b, double share, uint32_t tokens, bool known)
     en_store_stats before, after;
     rt_err err = {RT_OK, ""};
     en_store *store;
-    uint64_t begin, ns, held = 0, sparse = 0, choices;
+    raw_run raw = {.container = b->container};
+    uint64_t begin, ns = 0, held = 0, sparse = 0, choices;
     bool *fixed;
-    double raw;
+    double raw_gbs;
 
     md_container_expert_layout(b->container, b->config->layers - 1, &layout);
     for (uint32_t l = 0; l < b->config->layers; l++)
@@ -228,17 +254,26 @@ static void run(bench *b, double share, uint32_t tokens, bool known)
         (uint64_t)(share * (double)(sparse * b->config->experts * layout.record_bytes));
     spec.heat = known ? b->heat : NULL;
     check(en_store_open(&spec, &store, &err), &err);
+    for (uint32_t i = 0; i < RAW_THREADS; i++)
+        check(rt_slab_alloc(layout.record_bytes, &raw.room[i], &err), &err);
     fixed = static_set(b, (uint32_t)(spec.ram_bytes / layout.record_bytes / sparse));
-    for (uint32_t t = 0; t < tokens / 2; t++)
+    for (uint32_t t = 0; t < tokens / 2; t++) {
+        if (t == tokens / 4) b->missed_count = 0; /* of a settled cache */
         decode(b, store, fixed);
+    }
+    read_missed(b, &raw);
+    raw.ns = 0;
     before = en_store_get_stats(store);
-    begin = rt_clock_now(&clock);
-    for (uint32_t t = 0; t < tokens / 2; t++)
-        held += decode(b, store, fixed);
-    ns = rt_clock_now(&clock) - begin;
+    for (uint32_t part = 0; part < PARTS; part++) {
+        begin = rt_clock_now(&clock);
+        for (uint32_t t = tokens / 2 * part / PARTS; t < tokens / 2 * (part + 1) / PARTS; t++)
+            held += decode(b, store, fixed);
+        ns += rt_clock_now(&clock) - begin;
+        read_missed(b, &raw);
+    }
     after = en_store_get_stats(store);
-    raw = raw_rate(b);
     choices = tokens / 2 * sparse * b->config->topk;
+    raw_gbs = (double)atomic_load(&raw.bytes) / (double)raw.ns;
     printf(
         "share,ram_gb,choices,hit_pct,static_pct,read_gb,read_gbs,raw_gbs,of_raw_pct,evictions\n");
     printf("%.3f,%.2f,%llu,%.2f,%.2f,%.2f,%.3f,%.3f,%.1f,%llu\n", share,
@@ -246,9 +281,11 @@ static void run(bench *b, double share, uint32_t tokens, bool known)
            100.0 * (double)(after.hits - before.hits) / (double)choices,
            100.0 * (double)held / (double)choices,
            (double)(after.read_bytes - before.read_bytes) * 1e-9,
-           (double)(after.read_bytes - before.read_bytes) / (double)ns, raw,
-           100.0 * (double)(after.read_bytes - before.read_bytes) / (double)ns / raw,
+           (double)(after.read_bytes - before.read_bytes) / (double)ns, raw_gbs,
+           100.0 * (double)(after.read_bytes - before.read_bytes) / (double)ns / raw_gbs,
            (unsigned long long)(after.evictions - before.evictions));
+    for (uint32_t i = 0; i < RAW_THREADS; i++)
+        rt_slab_free(&raw.room[i]);
     en_store_close(store);
     free(fixed);
 }

@@ -1,8 +1,7 @@
 /* disk.h - one expert record from its pack: O_DIRECT where the filesystem takes it, else buffered.
  *
  * Why O_DIRECT: it reads 2.5 to 4 times faster than through the page cache here, and the cache
- * would hold a second copy of what the store already caches (docs/performance.md). The whole record
- * is always read, also when only some slices are wanted, because its hash covers all of it.
+ * would hold a second copy of what the store already caches (docs/performance.md).
  *
  * Threads: any, each with its own memory; `buffered` flags may be shared (a flag only ever goes up). */
 #ifndef EXPERT_NODE_DISK_H
@@ -25,18 +24,20 @@ en_disk_ops en_disk_real(void);
 /* The memory a read needs: the record rounded up to the alignment of O_DIRECT. */
 size_t en_disk_bytes(const md_record *record);
 
-/* Reads a record's bytes, unchecked.
- *   data      [en_disk_bytes], 4 KiB aligned
+/* Reads a part of a record, unchecked: `bytes` from `at` on. All but the last part are whole blocks of
+ * the alignment.
+ *   data      [en_disk_bytes - at], 4 KiB aligned; what follows the part in its last block is written too
  *   buffered  true: go through the page cache. Set when the filesystem refuses O_DIRECT, so that the
  *             caller does not ask it again
  *   Errors    RT_EIO     not held here, or the read failed; names pack and record */
-RT_MUST_CHECK rt_status en_disk_fetch(const en_disk_ops *ops, const md_record *record, void *data,
-                                      atomic_bool *buffered, rt_err *err);
+RT_MUST_CHECK rt_status en_disk_fetch(const en_disk_ops *ops, const md_record *record, size_t at,
+                                      size_t bytes, void *data, atomic_bool *buffered, rt_err *err);
 
-/*   Errors    RT_EFORMAT the bytes do not match the manifest's hash (pack, record and both are named) */
-RT_MUST_CHECK rt_status en_disk_check(const md_record *record, const void *data, rt_err *err);
+/* Compares the hash of a record's bytes with the manifest's.
+ *   Errors    RT_EFORMAT they differ (pack, record and both are named) */
+RT_MUST_CHECK rt_status en_disk_judge(const md_record *record, md_hash128 found, rt_err *err);
 
-/* Both. */
+/* The whole record, checked. Errors of both. */
 RT_MUST_CHECK rt_status en_disk_read(const en_disk_ops *ops, const md_record *record, void *data,
                                      atomic_bool *buffered, rt_err *err);
 

@@ -1,9 +1,10 @@
 /* tier_disk.h - the copies of the container and the threads that read experts from them.
  *
- * Each disk (device of a pack) has at most two reads under way: one large O_DIRECT read nearly saturates
- * a device, a second fills the gaps, more only add latency (docs/performance.md). Twice as many threads
- * serve it, so that checking hashes holds up no read; they sleep while nothing is asked. All readers take from one queue, so that a faster disk reads more:
- * that is how mirrors share the load. What is wanted now goes before what a hint foresees.
+ * Records are read in pieces, which are hashed while the next come in. Each disk (device of a pack) has at most
+ * two pieces under way: one large O_DIRECT read nearly saturates a device, a second fills the gaps, more
+ * only add latency (docs/performance.md). Twice as many threads serve it, so that checking hashes holds up no
+ * read; they sleep while nothing is asked. All readers take from one queue, so that a faster disk reads
+ * more: that is how mirrors share the load. What is wanted now goes before what a hint foresees.
  *
  * A read that fails, or whose bytes do not match the manifest, is tried on the other copies, in
  * ROUNDS rounds. A copy's record that did not match is quarantined with one warning: it is read again
@@ -24,7 +25,7 @@ typedef struct en_tier_disk en_tier_disk;
 
 enum {
     EN_COPIES_MAX = 8,
-    EN_DISK_DEPTH = 2,      /* reads under way of a disk */
+    EN_DISK_DEPTH = 2,      /* pieces under way of a disk */
     EN_DISK_THREADS = 4,    /* of a disk */
     EN_DISK_READS_MAX = 64, /* asked and not yet taken by en_tier_disk_next */
 };
@@ -36,7 +37,8 @@ typedef struct {
     en_disk_ops ops;
     uint32_t bounces; /* buffers of bounce_bytes; at least 1 when a record is owned in part */
     size_t bounce_bytes;
-    bool buffered; /* never O_DIRECT */
+    size_t piece_bytes; /* at least; whole 4 KiB blocks; 0: what suits disks */
+    bool buffered;      /* never O_DIRECT */
 } en_tier_disk_spec;
 
 typedef struct {

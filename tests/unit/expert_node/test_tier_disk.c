@@ -5,6 +5,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -21,7 +22,8 @@ typedef struct {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     bool open;
-    off_t held; /* 0: none */
+    off_t held;    /* 0: none */
+    off_t failing; /* reads there give EIO; 0: none */
     uint32_t begun;
     off_t order[256];
 } gate;
@@ -29,13 +31,19 @@ typedef struct {
 static ssize_t gated_pread(void *context, int fd, void *data, size_t bytes, off_t offset)
 {
     gate *g = context;
+    bool fails;
 
     pthread_mutex_lock(&g->lock);
     g->order[g->begun++ % 256] = offset;
     pthread_cond_broadcast(&g->changed);
     while (!g->open || (g->held != 0 && g->held == offset))
         pthread_cond_wait(&g->changed, &g->lock);
+    fails = g->failing != 0 && g->failing == offset;
     pthread_mutex_unlock(&g->lock);
+    if (fails) {
+        errno = EIO;
+        return -1;
+    }
     return pread(fd, data, bytes, offset);
 }
 
@@ -74,10 +82,12 @@ typedef struct {
     size_t bytes;
 } fixture;
 
-static void open_fixture(fixture *f, bool gated)
+/*   piece_bytes  0: a record is one piece */
+static void open_fixture(fixture *f, bool gated, size_t piece_bytes)
 {
     tiny_model_spec model = tiny_model_default();
-    en_tier_disk_spec spec = {.inventory = &f->inventory, .copy_count = 1};
+    en_tier_disk_spec spec = {
+        .inventory = &f->inventory, .copy_count = 1, .piece_bytes = piece_bytes};
     const md_container *copies[1];
     rt_err err = {RT_OK, ""};
 
@@ -134,7 +144,7 @@ static void what_is_urgent_is_read_first_and_a_hurried_hint_with_it(void **state
     uint64_t seen = 0;
 
     (void)state;
-    open_fixture(&f, true);
+    open_fixture(&f, true, 0);
     for (uint32_t r = 0; r < EN_DISK_DEPTH; r++)
         assert_true(ask(&f, r, true));
     gate_wait_begun(&f.gate, EN_DISK_DEPTH);
@@ -168,7 +178,7 @@ static void what_has_not_begun_can_be_given_up(void **state)
     uint32_t given_up = 0;
 
     (void)state;
-    open_fixture(&f, true);
+    open_fixture(&f, true, 0);
     for (uint32_t r = 0; r < EN_DISK_DEPTH; r++)
         assert_true(ask(&f, r, false));
     gate_wait_begun(&f.gate, EN_DISK_DEPTH);
@@ -190,13 +200,129 @@ static void the_queue_is_bounded_and_closing_drops_it(void **state)
     static fixture f;
 
     (void)state;
-    open_fixture(&f, true);
+    open_fixture(&f, true, 0);
     for (uint32_t r = 0; r < EN_DISK_READS_MAX; r++)
         assert_true(ask(&f, r, r % 2 == 0));
     assert_false(ask(&f, EN_DISK_READS_MAX, true));
     assert_int_equal(en_tier_disk_asked(f.disk), EN_DISK_READS_MAX);
     gate_wait_begun(&f.gate, 1);
     gate_open(&f.gate);
+    close_fixture(&f);
+}
+
+/* The next finished read must be of `record`. */
+static rt_status finish_one(fixture *f, uint32_t record, rt_err *err)
+{
+    en_disk_done done;
+
+    assert_true(en_tier_disk_next(f->disk, true, &done, err));
+    assert_int_equal(done.tag, record);
+    return done.status;
+}
+
+static void check_bytes(const fixture *f, uint32_t record)
+{
+    md_key key = {f->inventory.records[record].layer, MD_EXPERT,
+                  f->inventory.records[record].expert};
+    uint8_t *bytes = malloc(f->bytes);
+    rt_err err = {RT_OK, ""};
+    md_record found;
+
+    assert_non_null(bytes);
+    assert_true(md_container_find(f->container, key, &found));
+    assert_int_equal(md_record_read(&found, bytes, &err), RT_OK);
+    assert_memory_equal(f->data + record * f->bytes, bytes, f->bytes);
+    free(bytes);
+}
+
+enum { PIECE = MD_RECORD_ALIGN };
+
+static void a_disk_reads_two_pieces_of_one_record_at_a_time_and_in_turn(void **state)
+{
+    static fixture f;
+    rt_err err = {RT_OK, ""};
+    uint32_t pieces;
+
+    (void)state;
+    open_fixture(&f, true, PIECE);
+    pieces = (uint32_t)((f.bytes + PIECE - 1) / PIECE);
+    assert_true(pieces >= 3);
+    assert_true(ask(&f, 5, true));
+    assert_true(ask(&f, 4, true));
+    gate_wait_begun(&f.gate, 2);
+    gate_hold(&f.gate, offset_of(&f, 5) + PIECE);
+    gate_open(&f.gate);
+    /* The other place reads the rest of the record, then the next one: this is hashed only when the piece
+     * that is held has come. */
+    assert_int_equal(finish_one(&f, 4, &err), RT_OK);
+    assert_int_equal(f.gate.begun, 2 * pieces);
+    for (uint32_t i = 2; i < 2 * pieces; i++)
+        assert_int_equal(f.gate.order[i], offset_of(&f, i < pieces ? 5 : 4) + (i % pieces) * PIECE);
+    assert_false(en_tier_disk_next(f.disk, false, &(en_disk_done){0}, &err));
+    gate_hold(&f.gate, 0);
+    assert_int_equal(finish_one(&f, 5, &err), RT_OK);
+    check_bytes(&f, 4);
+    check_bytes(&f, 5);
+    assert_int_equal(en_tier_disk_get_stats(f.disk).reads, 2);
+    assert_int_equal(en_tier_disk_get_stats(f.disk).bytes, 2 * f.bytes);
+    close_fixture(&f);
+}
+
+static void a_piece_that_cannot_be_read_ends_its_record_alone(void **state)
+{
+    static fixture f;
+    rt_err err = {RT_OK, ""};
+
+    (void)state;
+    open_fixture(&f, true, PIECE);
+    f.gate.failing = offset_of(&f, 7) + PIECE;
+    gate_open(&f.gate);
+    for (int i = 0; i < 20; i++) {
+        assert_true(ask(&f, 7, i % 2 == 0));
+        assert_int_equal(finish_one(&f, 7, &err), RT_EIO);
+        assert_non_null(strstr(err.text, "layer 1 expert 7"));
+        assert_true(ask(&f, 8, i % 3 == 0));
+        assert_int_equal(finish_one(&f, 8, &err), RT_OK);
+    }
+    check_bytes(&f, 8);
+    assert_int_equal(en_tier_disk_get_stats(f.disk).failures, 20);
+    close_fixture(&f);
+}
+
+static void a_wrong_byte_in_any_piece_is_found(void **state)
+{
+    static fixture f;
+    rt_err err = {RT_OK, ""};
+
+    (void)state;
+    for (uint32_t pieces = 1; pieces <= 3; pieces++) {
+        open_fixture(&f, false, pieces * PIECE);
+        tiny_model_damage(f.dir, 1, 9);
+        assert_true(ask(&f, 9, true));
+        assert_int_equal(finish_one(&f, 9, &err), RT_EFORMAT);
+        assert_non_null(strstr(err.text, "hash expected"));
+        assert_true(ask(&f, 10, true));
+        assert_int_equal(finish_one(&f, 10, &err), RT_OK);
+        close_fixture(&f);
+    }
+}
+
+static void what_has_begun_is_not_given_up_and_can_be_hurried(void **state)
+{
+    static fixture f;
+    rt_err err = {RT_OK, ""};
+
+    (void)state;
+    open_fixture(&f, true, PIECE);
+    assert_true(ask(&f, 1, false));
+    gate_wait_begun(&f.gate, 2);
+    assert_true(ask(&f, 2, false));
+    en_tier_disk_cancel(f.disk);
+    assert_int_equal(finish_one(&f, 2, &err), RT_ECANCELED);
+    en_tier_disk_hurry(f.disk, 1);
+    gate_open(&f.gate);
+    assert_int_equal(finish_one(&f, 1, &err), RT_OK);
+    check_bytes(&f, 1);
     close_fixture(&f);
 }
 
@@ -207,7 +333,7 @@ static void the_background_finds_what_the_disk_has_spoilt(void **state)
     en_tier_disk_stats stats;
 
     (void)state;
-    open_fixture(&f, false);
+    open_fixture(&f, false, 0);
     tiny_model_damage(f.dir, 2, 17);
     assert_int_equal(en_tier_disk_scrub(f.disk, 0, &err), RT_OK);
     do {
@@ -225,6 +351,10 @@ int main(void)
         cmocka_unit_test(what_is_urgent_is_read_first_and_a_hurried_hint_with_it),
         cmocka_unit_test(what_has_not_begun_can_be_given_up),
         cmocka_unit_test(the_queue_is_bounded_and_closing_drops_it),
+        cmocka_unit_test(a_disk_reads_two_pieces_of_one_record_at_a_time_and_in_turn),
+        cmocka_unit_test(a_piece_that_cannot_be_read_ends_its_record_alone),
+        cmocka_unit_test(a_wrong_byte_in_any_piece_is_found),
+        cmocka_unit_test(what_has_begun_is_not_given_up_and_can_be_hurried),
         cmocka_unit_test(the_background_finds_what_the_disk_has_spoilt),
     };
 

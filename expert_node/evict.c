@@ -4,7 +4,7 @@
 #include "base/check.h"
 
 static const double HEAT_MAX = 0x1p53; /* scores stay whole and within 64 bits */
-static const double MARGIN_FACTOR = 1.25, MARGIN = 4;
+static const double MARGIN = 1;        /* the choice that has just brought the newcomer here */
 
 uint64_t en_evict_score(double heat, uint64_t idle)
 {
@@ -17,5 +17,5 @@ uint64_t en_evict_score(double heat, uint64_t idle)
 bool en_evict_displaces(double newcomer, double victim)
 {
     if (victim <= 0) return true;
-    return newcomer > victim * MARGIN_FACTOR + MARGIN;
+    return newcomer > victim + MARGIN;
 }

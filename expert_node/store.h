@@ -2,7 +2,7 @@
  *
  * RAM (tier_ram.h) holds what fits: per layer the same number of slots, the hottest pinned, the rest an
  * adaptive cache (evict.h). What is not there is read by the disk tier's threads (tier_disk.h) from one of
- * the container's copies, hash-checked, into the cache when it is clearly hotter than what it replaces, else
+ * the container's copies, hash-checked, into the cache when it is hotter than what it replaces, else
  * into a transit slot. Memory is taken at open and never grows.
  *
  * A frame says at once which experts it wants (en_store_begin): all reads are asked, and records are
@@ -109,7 +109,7 @@ void en_store_release(en_store *store, const en_record *record);
 void en_store_end(en_store *store);
 
 /* Experts that the next frames may want: read early, behind all wants, into slots that are free or whose
- * record is clearly colder. Takes effect when the next frame has begun, or by en_store_idle. Replaces
+ * record is colder. Takes effect when the next frame has begun, or by en_store_idle. Replaces
  * what an earlier hint left. What this node does not own is skipped. */
 void en_store_hint(en_store *store, uint32_t layer, const uint16_t *experts, uint32_t count);
 void en_store_idle(en_store *store);

@@ -211,7 +211,7 @@ static double heat_of(const en_tier_ram *ram, const pl_heat *heat, uint32_t reco
     return pl_heat_get(heat, owned->layer, owned->expert);
 }
 
-/* The layer's empty slot, else its coldest if the record is clearly hotter, else EN_NO_SLOT. */
+/* The layer's empty slot, else its coldest if the record is hotter, else EN_NO_SLOT. */
 static uint32_t choose_cached(const en_tier_ram *ram, const pl_heat *heat, uint32_t record)
 {
     uint32_t layer = ram->inventory->records[record].layer;

@@ -25,13 +25,13 @@ static void among_equals_the_one_used_last_scores_higher(void **state)
     assert_int_equal(en_evict_score(0, 9999), 0);
 }
 
-static void a_newcomer_must_be_hotter_by_a_quarter_and_four(void **state)
+static void a_newcomer_must_be_hotter_by_more_than_the_choice_that_brought_it(void **state)
 {
     (void)state;
-    assert_false(en_evict_displaces(16.5, 10));
-    assert_true(en_evict_displaces(16.6, 10));
-    assert_false(en_evict_displaces(5.25, 1));
-    assert_true(en_evict_displaces(5.5, 1));
+    assert_false(en_evict_displaces(11, 10));
+    assert_true(en_evict_displaces(11.01, 10));
+    assert_false(en_evict_displaces(1, 0.5));
+    assert_true(en_evict_displaces(101.01, 100));
     assert_false(en_evict_displaces(0, 0.001));
 }
 
@@ -47,7 +47,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_hotter_record_scores_higher_however_long_it_idled),
         cmocka_unit_test(among_equals_the_one_used_last_scores_higher),
-        cmocka_unit_test(a_newcomer_must_be_hotter_by_a_quarter_and_four),
+        cmocka_unit_test(a_newcomer_must_be_hotter_by_more_than_the_choice_that_brought_it),
         cmocka_unit_test(what_was_never_chosen_yields_to_everyone),
     };
 

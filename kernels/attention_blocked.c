@@ -58,18 +58,19 @@ static void find_rows(kn_row_window *w, uint32_t begin)
 const char *const *kn_window_next(kn_row_window *w, uint32_t begin)
 {
     const char *const *row = w->row[w->now];
-    uint32_t asks = (w->steps + KN_AHEAD_STEPS - 1) / KN_AHEAD_STEPS;
-    size_t bytes = (size_t)w->cache->width * (w->cache->bf16 ? 2 : 4);
+    uint32_t asks = w->steps / KN_AHEAD_STEPS / w->size; /* for a row */
 
     if (begin == 0) find_rows(w, 0);
-    if (asks == 0) asks = 1;
-    w->ahead = (kn_ahead){.size = w->size};
+    w->ahead = (kn_ahead){0};
     if (w->count - begin <= w->size) return row;
     w->now ^= 1;
     find_rows(w, begin + w->size);
+    if (asks == 0) asks = 1;
     w->ahead.row = w->row[w->now];
-    w->ahead.lines = (uint32_t)(bytes / 64 + 1);
-    w->ahead.rate = (w->ahead.lines * w->size * 256 + asks - 1) / asks;
+    w->ahead.size = w->size;
+    w->ahead.bytes = w->cache->width * (w->cache->bf16 ? 2 : 4);
+    w->ahead.step = (w->ahead.bytes + asks - 1) / asks;
+    w->ahead.lines = (w->ahead.step + 63) / 64;
     return row;
 }
 

@@ -44,24 +44,26 @@ static inline uint32_t kn_heads_step(uint32_t left, uint32_t most)
  * costs a tenth of the speed. */
 typedef struct {
     const char *const *row; /* [size] */
-    uint32_t size, lines;   /* rows, and lines of each: row by row, as a prefetcher likes it */
-    uint32_t next, line;    /* row and line */
-    uint32_t rate, credit;  /* lines to ask for at a time, 256ths */
+    uint32_t size, bytes;   /* rows, and bytes of each: row by row, as a prefetcher likes it */
+    uint32_t next, at;      /* row and byte */
+    uint32_t step, lines;   /* bytes to ask for at a time, and the lines they may fill */
 } kn_ahead;
 
 enum { KN_AHEAD_STEPS = 8 };
 
+/* As many lines each time: a branch that is foretold wrongly costs more than to ask twice. */
 static inline void kn_ahead_ask(kn_ahead *ahead)
 {
-    ahead->credit += ahead->rate;
-    for (; ahead->credit >= 256 && ahead->next < ahead->size; ahead->credit -= 256) {
-        uintptr_t row = (uintptr_t)ahead->row[ahead->next];
+    uintptr_t at;
 
-        __builtin_prefetch((const void *)(row + ahead->line * 64U), 0, 2);
-        if (++ahead->line < ahead->lines) continue;
-        ahead->line = 0;
-        ahead->next++;
-    }
+    if (ahead->next >= ahead->size) return;
+    at = (uintptr_t)ahead->row[ahead->next] + ahead->at;
+    for (uint32_t i = 0; i < ahead->lines; i++, at += 64)
+        __builtin_prefetch((const void *)at, 0, 2);
+    ahead->at += ahead->step;
+    if (ahead->at < ahead->bytes) return;
+    ahead->at = 0;
+    ahead->next++;
 }
 
 /* The rows of this block of positions and of the next one. */

@@ -16,7 +16,7 @@ enum {
     LANES = 64,     /* heads of a pass over the positions */
     CHAINS = 24,    /* registers of sums, of 32 */
     BLOCK = 48,     /* positions: a multiple of what a leaf takes */
-    PIECE = 144,    /* columns of queries in the L1 cache: 36 KiB */
+    PIECE = 96,     /* columns of queries in the L1 cache: 24 KiB */
     WIDTH_MAX = 640 /* of cached rows */
 };
 

@@ -1,6 +1,6 @@
 /* attention_values_avx512.c - the values of attention with AVX-512.
  *
- * Lanes are columns. A panel of 96 positions and 64 columns is widened once and stays in the L1 cache
+ * Lanes are columns. A panel of 80 positions and 64 columns is widened once and stays in the L1 cache
  * for all heads; six heads times 64 columns are 24 chains of fused adds that share ten loads (8 x 48 has
  * eleven, and neither divides the 512 columns). Between panels the sums wait in the output. */
 #include "kernels/attention_avx512.h"
@@ -11,7 +11,7 @@
 
 enum {
     LANES = 64,     /* heads of a pass over the positions */
-    ROWS = 96,      /* positions of a panel: 24 KiB */
+    ROWS = 80,      /* positions of a panel: 20 KiB */
     PANEL = 64,     /* columns of a panel */
     PASS_MAX = 512, /* columns of a pass over the positions */
     HEADS = 6,

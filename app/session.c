@@ -5,6 +5,7 @@
 #include "app/heat_file.h"
 #include "app/output.h"
 #include "app/sizing.h"
+#include "base/cgroup.h"
 #include "base/check.h"
 #include "base/log.h"
 #include "base/stop.h"
@@ -26,6 +27,7 @@ enum {
     POOL_ROWS_FACTOR = 4, /* frames of a step in flight: out, back, and one of each waiting */
     POOL_LEAST_BYTES = 64 << 20,
     TEAM_SPIN_US = 20,
+    UNBOOKED_LEAST_BYTES = 12 << 20, /* 9 were seen with two threads */
 };
 
 struct app_session {
@@ -136,11 +138,29 @@ static rt_status create_team(app_session *s, rt_err *err)
     return rt_team_create(&spec, &s->team, err);
 }
 
+/* What the control group leaves this process, less what no line of a budget has: stacks, libraries, page
+ * tables. */
+static uint64_t group_limit(uint32_t on_host)
+{
+    uint64_t left = rt_cgroup_limits_read("").memory_bytes / on_host, unbooked = left / 20;
+
+    if (unbooked < UNBOOKED_LEAST_BYTES) unbooked = UNBOOKED_LEAST_BYTES;
+    return left > unbooked ? left - unbooked : 0;
+}
+
+/* --ram may be more than the machine has, which can swap; beyond the control group's limit the kernel
+ * kills. */
 static void init_budget(app_session *s)
 {
     uint32_t on_host = s->cluster == NULL ? 1 : tr_mpi_ranks_on_host();
+    uint64_t limit = app_ram_limit(&s->options, on_host), group = group_limit(on_host);
+    char asked[32], left[32];
 
-    rt_budget_init(&s->budget, app_ram_limit(&s->options, on_host));
+    if (s->options.ram_bytes > group)
+        rt_log_warn("memory", "--ram %s: this process's control group leaves %s, which is used",
+                    rt_bytes_format(limit, asked, sizeof(asked)),
+                    rt_bytes_format(group, left, sizeof(left)));
+    s->budget = (rt_budget){.limit_bytes = limit < group ? limit : group};
 }
 
 /* For people who ask where the memory goes, and for the test that `plan` says the same. */

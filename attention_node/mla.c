@@ -9,10 +9,10 @@
 #include <math.h>
 
 enum {
-    HEAD_BLOCK = 16, /* heads of one chunk: they share the reads of the cached rows */
+    HEAD_BLOCK = 64, /* heads of one chunk: they share the reads of the cached rows */
     ROW_BLOCK = 16,  /* rows of one chunk: they share the reads of uk_t and uv */
-    HEAD_BLOCK_MIN = 2,
-    GROUP_MIN = 16, /* the smallest quantisation group: the most scales */
+    ROW_READ = 16,   /* reading the cached rows takes the time of so many heads, 8 to 24 measured */
+    GROUP_MIN = 16,  /* the smallest quantisation group: the most scales */
 };
 
 /* Buffers of one layer, all [rows][...]. */
@@ -51,21 +51,26 @@ size_t an_mla_cost(const md_config *config, uint32_t rows, uint32_t context, uin
     return fixed + (choose > attend ? choose : attend);
 }
 
+static uint32_t heads_max(const md_config *config)
+{
+    return config->heads < HEAD_BLOCK ? config->heads : HEAD_BLOCK;
+}
+
 /* Member memory of a chunk of the attention job. */
 typedef struct {
-    float *u;     /* [ROW_BLOCK][HEAD_BLOCK][cache width]: absorbed query | rope query */
-    float *m;     /* [ROW_BLOCK][HEAD_BLOCK][kv_rank]: summed latents */
-    float *score; /* [HEAD_BLOCK][list_max] */
+    float *u;     /* [ROW_BLOCK][heads_max][cache width]: absorbed query | rope query */
+    float *m;     /* [ROW_BLOCK][heads_max][kv_rank]: summed latents */
+    float *score; /* [heads_max][list_max] */
     void *quant;  /* int8 rows of one head */
 } chunk_memory;
 
 static size_t chunk_layout(const md_config *config, uint32_t list_max, uint8_t *base,
                            chunk_memory *out)
 {
-    size_t heads = (size_t)ROW_BLOCK * HEAD_BLOCK * sizeof(float);
+    size_t heads = (size_t)ROW_BLOCK * heads_max(config) * sizeof(float);
     size_t u = an_align(heads * cache_width(config));
     size_t m = an_align(heads * config->kv_rank);
-    size_t score = an_align((size_t)HEAD_BLOCK * list_max * sizeof(float));
+    size_t score = an_align((size_t)heads_max(config) * list_max * sizeof(float));
     size_t nope = kn_rows_quant_bytes(ROW_BLOCK, config->nope_dim, GROUP_MIN);
     size_t rank = kn_rows_quant_bytes(ROW_BLOCK, config->kv_rank, GROUP_MIN);
 
@@ -257,15 +262,24 @@ static void count_attention_bytes(const an_pass *pass, uint32_t layer, const an_
     rt_profile_bytes(pass->profile, bytes);
 }
 
-/* Blocks of heads small enough that every member has work also with one row. */
+/* Every block of heads reads the cached rows again, so there are no more than give all members the
+ * same work: the number of blocks whose last member is done first. */
 static uint32_t head_block(const an_pass *pass, uint32_t row_blocks)
 {
-    uint32_t block = HEAD_BLOCK;
+    const uint32_t heads = pass->config->heads, members = pass->members > 0 ? pass->members : 1;
+    uint32_t best = heads_max(pass->config);
+    uint64_t least = UINT64_MAX;
 
-    while (block > HEAD_BLOCK_MIN &&
-           row_blocks * ((pass->config->heads + block - 1) / block) < 2 * pass->members)
-        block /= 2;
-    return block;
+    for (uint32_t blocks = (heads + HEAD_BLOCK - 1) / HEAD_BLOCK; blocks <= heads; blocks++) {
+        uint32_t block = (heads + blocks - 1) / blocks;
+        uint64_t chunks = (uint64_t)row_blocks * ((heads + block - 1) / block);
+        uint64_t time = (chunks + members - 1) / members * (block + ROW_READ);
+
+        if (time >= least) continue;
+        least = time;
+        best = block;
+    }
+    return best;
 }
 
 static void take_buffers(const an_pass *pass, uint32_t layer, buffers *b)

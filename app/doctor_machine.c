@@ -67,8 +67,9 @@ static void check_cpu(app_doctor *doctor)
         return;
     }
     app_doctor_row(doctor, APP_ROW_OK, "cpu", NULL,
-                   "%s: %u sockets, %u cores, %u hardware threads, %u usable%s", name,
-                   topology.packages, topology.cores, topology.threads, usable, quota);
+                   "%s: %u socket%s, %u core%s, %u hardware threads, %u usable%s", name,
+                   topology.packages, topology.packages == 1 ? "" : "s", topology.cores,
+                   topology.cores == 1 ? "" : "s", topology.threads, usable, quota);
     if (topology.numa_nodes > 1)
         app_doctor_row(doctor, APP_ROW_WARN, "numa",
                        "run one rank on each memory node: mpirun -n N --map-by numa --bind-to numa "
@@ -185,7 +186,7 @@ static void check_memory(app_doctor *doctor)
 {
     uint64_t total = meminfo_bytes("MemTotal"), machine = meminfo_bytes("MemAvailable");
     uint64_t swap = meminfo_bytes("SwapTotal"), swap_free = meminfo_bytes("SwapFree");
-    uint64_t group = rt_cgroup_limits_read("").memory_bytes;
+    uint64_t group = rt_cgroup_limits_read("").memory_bytes, process = rt_process_limit_left();
     size_text a, b, c;
 
     app_doctor_row(doctor, APP_ROW_OK, "ram", NULL, "%s, %s available", size(total, a),
@@ -200,6 +201,12 @@ static void check_memory(app_doctor *doctor)
     else
         app_doctor_row(doctor, APP_ROW_OK, "cgroup", NULL, "its memory limit leaves %s",
                        size(group, a));
+    if (process < machine)
+        app_doctor_row(doctor, APP_ROW_WARN, "ulimit",
+                       "raise the limit where moesaic is started: ulimit -v unlimited, ulimit -d "
+                       "unlimited",
+                       "a limit of this process leaves it %s of %s", size(process, a),
+                       size(machine, b));
     if (swap > swap_free && swap - swap_free > total / 20)
         app_doctor_row(doctor, APP_ROW_WARN, "swap",
                        "end what else fills the memory, or give a smaller --ram",

@@ -2,6 +2,7 @@
 #include "app/doctor.h"
 
 #include "app/heat_file.h"
+#include "app/model_advice.h"
 #include "app/plan.h"
 #include "base/budget.h"
 #include "model/convert/disk_space.h"
@@ -9,15 +10,18 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <linux/magic.h>
 #include <string.h>
+#include <sys/vfs.h>
 
 enum {
     RECORD_GLM52 = 20 << 20, /* about an expert of the release at 4 bits */
     SCRATCH_MAX = 256 << 20, /* of a file that is written to measure a disk */
     SCRATCH_LEAST = 64 << 20,
-    HEAT_ROOM = 64 << 20, /* free space below which even the heat file is at risk */
     DAMAGED_NAMED = 20,
     JUDGED_RECORD_BYTES = 1 << 20, /* reads below this say little about a disk */
+    RECORD_SMALL = 4 << 20,        /* where memory is short */
+    READ_SPARE = 4,                /* as much memory must be available as a read takes */
 };
 
 static const double DISK_SLOW = 1e9; /* bytes/s: any NVMe disk is faster, no SATA disk is */
@@ -31,8 +35,15 @@ static const char *size(uint64_t bytes, size_text text)
 
 /* ---- disk ---- */
 
+static bool is_in_memory(const char *dir)
+{
+    struct statfs info;
+
+    return statfs(dir, &info) == 0 && (info.f_type == TMPFS_MAGIC || info.f_type == RAMFS_MAGIC);
+}
+
 /* needed: experts are going to be read from this disk while tokens are made. */
-static void judge_disk(app_doctor *doctor, const app_disk_rate *rate, bool needed)
+static void judge_disk(app_doctor *doctor, const app_disk_rate *rate, const char *dir, bool needed)
 {
     uint64_t each = rate->reads > 0 ? rate->bytes / rate->reads : 0;
     bool slow = each >= JUDGED_RECORD_BYTES && rate->bytes_s < DISK_SLOW;
@@ -40,7 +51,12 @@ static void judge_disk(app_doctor *doctor, const app_disk_rate *rate, bool neede
 
     size((uint64_t)rate->bytes_s, speed);
     size(each, one);
-    if (!rate->direct)
+    if (is_in_memory(dir))
+        app_doctor_row(doctor, APP_ROW_WARN, "disk",
+                       "keep the container on a disk: here it takes the memory that experts need",
+                       "%s is a filesystem in memory (tmpfs): %s/s in reads of %s", dir, speed,
+                       one);
+    else if (!rate->direct)
         app_doctor_row(doctor, APP_ROW_WARN, "disk",
                        "keep the container on a local ext4, xfs or btrfs: others read through the "
                        "page cache, 2 to 4 times slower",
@@ -57,6 +73,13 @@ static void judge_disk(app_doctor *doctor, const app_disk_rate *rate, bool neede
 
 static void measure_failed(app_doctor *doctor, const rt_err *err)
 {
+    if (err->status == RT_ENOMEM) {
+        app_doctor_row(doctor, APP_ROW_WARN, "disk",
+                       "end what else fills the memory, or raise its "
+                       "limit",
+                       "not measured: %s", err->text);
+        return;
+    }
     app_doctor_row(doctor, APP_ROW_FAIL, "disk",
                    "look into the system's log (dmesg): the disk or its filesystem has errors",
                    "%s", err->text);
@@ -64,7 +87,7 @@ static void measure_failed(app_doctor *doctor, const rt_err *err)
 
 void app_doctor_place(app_doctor *doctor, const char *dir)
 {
-    uint64_t free_bytes = 0, file_bytes = SCRATCH_MAX;
+    uint64_t free_bytes = 0, file_bytes = SCRATCH_MAX, read_bytes = RECORD_GLM52;
     app_disk_rate rate;
     rt_err err = {0};
     rt_status status = md_disk_free(dir, &free_bytes, &err);
@@ -81,16 +104,19 @@ void app_doctor_place(app_doctor *doctor, const char *dir)
         return;
     }
     app_doctor_row(doctor, APP_ROW_OK, "space", NULL, "%s free in %s", size(free_bytes, left), dir);
-    status = app_measure_scratch_file(dir, file_bytes, RECORD_GLM52, &rate, &err);
+    if (rt_memory_available_bytes() / READ_SPARE < read_bytes) read_bytes = RECORD_SMALL;
+    status = app_measure_scratch_file(dir, file_bytes, read_bytes, &rate, &err);
     if (status == RT_OK)
-        judge_disk(doctor, &rate, true);
+        judge_disk(doctor, &rate, dir, true);
+    else if (status == RT_ENOMEM)
+        measure_failed(doctor, &err);
     else if (status == RT_ENOSPACE)
         app_doctor_row(doctor, APP_ROW_WARN, "disk", "make room, or run doctor elsewhere", "%s",
                        err.text);
     else
         app_doctor_row(doctor, APP_ROW_WARN, "disk",
-                       "run doctor with the model's directory, or where you may write", "%s",
-                       err.text);
+                       "run doctor with a model's directory, or where you may write",
+                       "no file can be written to measure the disk: %s", err.text);
 }
 
 /* ---- the plan ---- */
@@ -101,11 +127,12 @@ static void judge_memory(app_doctor *doctor, const app_plan *plan)
     size_text a, b;
 
     if (!p->fits)
-        app_doctor_row(doctor, APP_ROW_FAIL, "memory",
-                       "give a smaller --ctx-size, more RAM, or more nodes (moesaic plan says how "
-                       "many)",
-                       "too little: %s needed, %s available", size(p->needed_bytes, a),
-                       size(plan->machine.ram_bytes, b));
+        app_doctor_row(
+            doctor, APP_ROW_FAIL, "memory",
+            "see moesaic plan, which names each part: more memory (or a higher limit), a "
+            "smaller --ctx-size, or a conversion with --dense q4",
+            "too little: %s needed, %s available", size(p->needed_bytes, a),
+            size(plan->machine.ram_bytes, b));
     else if (p->records_in_ram < p->records)
         app_doctor_row(doctor, APP_ROW_WARN, "memory",
                        "more RAM or more nodes make it faster (moesaic plan says how many)",
@@ -129,7 +156,11 @@ static bool check_plan(app_doctor *doctor, const app_model *model, double disk_r
     /* A broken heat file has a row of its own. */
     spec.heat = "none";
     if (app_plan_make(model, &spec, doctor->team, plan, &err) == RT_OK) return true;
-    app_doctor_row(doctor, APP_ROW_FAIL, "memory", "see the reason given", "%s", err.text);
+    app_doctor_row(doctor, APP_ROW_FAIL, "memory",
+                   err.status == RT_EINVAL
+                       ? "give what is expected"
+                       : "end what else fills the memory, or raise its limit (the rows above)",
+                   "%s", err.text);
     return false;
 }
 
@@ -148,22 +179,30 @@ static void show_speed(app_doctor *doctor, const app_plan *plan)
 
 /* ---- a container ---- */
 
+/* What a process alone lacks will not work; what it does not read yet is no matter. */
 static void check_whole(app_doctor *doctor, const app_model *model)
 {
-    char next[512];
+    char next[APP_NEXT_BYTES];
     size_text a, b;
 
-    if (model->records_held == model->records)
+    if (model->records_held == model->records && !model->lacks_tokenizer)
         app_doctor_row(doctor, APP_ROW_OK, "model", NULL,
                        "complete container of %llu records, %s; every index agrees with the "
                        "manifest",
                        (unsigned long long)model->records, size(model->bytes, a));
-    else
-        app_doctor_row(doctor, APP_ROW_WARN, "model", app_model_next(model, next, sizeof(next)),
-                       "partial container: %llu of %llu records, %s of %s (moesaic status names "
-                       "the files)",
+    else if (app_model_is_runnable(model))
+        app_doctor_row(doctor, APP_ROW_OK, "model", NULL,
+                       "container of %llu of %llu records, %s of %s: all that this version reads "
+                       "(the MTP layer's experts are not here)",
                        (unsigned long long)model->records_held, (unsigned long long)model->records,
                        size(model->held_bytes, a), size(model->bytes, b));
+    else /* an expert rank can do without rank 0's part */
+        app_doctor_row(doctor, model->experts_lacking > 0 ? APP_ROW_FAIL : APP_ROW_WARN, "model",
+                       app_model_next(model, next, sizeof(next)),
+                       "partial container: %llu of %llu records, %s of %s%s",
+                       (unsigned long long)model->records_held, (unsigned long long)model->records,
+                       size(model->held_bytes, a), size(model->bytes, b),
+                       model->lacks_tokenizer ? "; no tokenizer.bin" : "");
 }
 
 static const char copy_again[] =
@@ -192,8 +231,9 @@ static void report_states(app_doctor *doctor, const md_container *container,
                     md_record_state_name(states[i]));
     }
     if (bad > 0)
-        app_doctor_row(doctor, APP_ROW_FAIL, "hashes", copy_again, "%llu records are bad: %s%s",
-                       (unsigned long long)bad, first, bad > 1 ? ", ..." : "");
+        app_doctor_row(doctor, APP_ROW_FAIL, "hashes", copy_again, "%llu %s bad: %s%s",
+                       (unsigned long long)bad, bad == 1 ? "record is" : "records are", first,
+                       bad > 1 ? ", ..." : "");
     else if (unchecked > 0)
         app_doctor_row(doctor, APP_ROW_WARN, "hashes", "run it again to the end",
                        "stopped: %llu records were not checked", (unsigned long long)unchecked);
@@ -225,12 +265,27 @@ static void check_some_hashes(app_doctor *doctor, const app_disk_rate *rate)
 {
     if (rate->damaged > 0)
         app_doctor_row(doctor, APP_ROW_FAIL, "hashes", copy_again,
-                       "%u of %llu experts that were read are damaged: %s", rate->damaged,
-                       (unsigned long long)rate->reads, rate->what);
+                       "%u of %llu experts that were read %s damaged: %s", rate->damaged,
+                       (unsigned long long)rate->reads, rate->damaged == 1 ? "is" : "are",
+                       rate->what);
     else if (rate->reads > 0)
         app_doctor_row(doctor, APP_ROW_OK, "hashes", NULL,
                        "%llu experts that were read have their bytes; --deep checks all records",
                        (unsigned long long)rate->reads);
+}
+
+static void judge_heat(app_doctor *doctor, const char *path, const pl_heat *heat, bool found)
+{
+    if (!app_heat_is_writable(path))
+        app_doctor_row(doctor, APP_ROW_WARN, "heat",
+                       "give runs a file of their own: --heat FILE, where this user may write",
+                       "%s cannot be written by this user: runs work, but what they learn is lost",
+                       path);
+    else if (found)
+        app_doctor_row(doctor, APP_ROW_OK, "heat", NULL, "%.0f tokens seen, confidence %.0f %%",
+                       pl_heat_tokens(heat), 100 * pl_heat_confidence(heat));
+    else
+        app_doctor_row(doctor, APP_ROW_OK, "heat", NULL, "none yet: run keeps it in %s", path);
 }
 
 static void check_heat(app_doctor *doctor, const md_container *container)
@@ -239,18 +294,18 @@ static void check_heat(app_doctor *doctor, const md_container *container)
     bool found = false;
     char *path = NULL;
     rt_err err = {0};
-    rt_status status = app_heat_path(container, NULL, &path, &err);
+    rt_status status = app_heat_path(container, doctor->session.heat, &path, &err);
 
+    if (status == RT_OK && path == NULL) return; /* --heat none */
     if (status == RT_OK) status = app_heat_load(path, container, &heat, &found, &err);
-    free(path);
     if (status != RT_OK)
         app_doctor_row(doctor, APP_ROW_WARN, "heat",
-                       "forget it (moesaic heat reset MODEL): runs work without", "%s", err.text);
-    else if (found)
-        app_doctor_row(doctor, APP_ROW_OK, "heat", NULL, "%.0f tokens seen, confidence %.0f %%",
-                       pl_heat_tokens(heat), 100 * pl_heat_confidence(heat));
+                       "start anew, or copy the heat of another copy of this model: runs work "
+                       "without, but count nothing",
+                       "%s", err.text);
     else
-        app_doctor_row(doctor, APP_ROW_OK, "heat", NULL, "none yet: run keeps it");
+        judge_heat(doctor, path, heat, found);
+    free(path);
     pl_heat_free(heat);
 }
 
@@ -263,7 +318,7 @@ static void check_room(app_doctor *doctor, const char *dir)
     if (md_disk_free(dir, &free_bytes, &err) != RT_OK)
         app_doctor_row(doctor, APP_ROW_FAIL, "space", "check that the disk is there", "%s",
                        err.text);
-    else if (free_bytes < HEAT_ROOM)
+    else if (free_bytes < APP_HEAT_ROOM)
         app_doctor_row(doctor, APP_ROW_WARN, "space",
                        "make room: the heat of experts cannot be kept beside the model",
                        "the disk is full: %s free in %s", size(free_bytes, left), dir);
@@ -286,7 +341,7 @@ static void check_container(app_doctor *doctor, const app_model *model)
     if (!disk_ok)
         measure_failed(doctor, &err);
     else if (rate.reads > 0)
-        judge_disk(doctor, &rate,
+        judge_disk(doctor, &rate, model->dir,
                    planned && plan.plan.fits && plan.plan.records_in_ram < plan.plan.records);
     check_room(doctor, model->dir);
     if (doctor->deep)
@@ -325,7 +380,7 @@ static void check_conversion_room(app_doctor *doctor, const app_plan *plan, cons
 static void check_source(app_doctor *doctor, const app_model *model)
 {
     bool ready = app_model_is_convertible(model);
-    char next[512];
+    char next[APP_NEXT_BYTES];
     size_text a, b;
     app_plan plan;
 
@@ -336,7 +391,7 @@ static void check_source(app_doctor *doctor, const app_model *model)
                        size(model->source_bytes, a));
     else
         app_doctor_row(doctor, ready ? APP_ROW_WARN : APP_ROW_FAIL, "model", next,
-                       "a %s, %s: %u weight files, %u missing, %s of %s",
+                       "a %s, %s: %u weight files, %u missing, %s of about %s",
                        model->foreign ? "model of the colibri engine" : "checkpoint",
                        ready ? "complete, not converted yet" : "not usable yet", model->shards,
                        model->shards_missing, size(model->shard_bytes, a),
@@ -352,7 +407,7 @@ static void check_unfinished(app_doctor *doctor, const app_model *model)
     uint64_t left =
         model->disk_bytes > model->done_bytes ? model->disk_bytes - model->done_bytes : 0;
     uint64_t free_bytes = 0;
-    char next[512];
+    char next[APP_NEXT_BYTES];
     size_text a, b;
     rt_err err = {0};
 
@@ -377,7 +432,7 @@ static void check_unfinished(app_doctor *doctor, const app_model *model)
 
 void app_doctor_model(app_doctor *doctor, const app_model *model)
 {
-    char next[512];
+    char next[APP_NEXT_BYTES];
 
     switch (model->state) {
     case APP_MODEL_ABSENT:

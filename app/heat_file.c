@@ -42,6 +42,19 @@ rt_status app_heat_path(const md_container *container, const char *option, char 
     return RT_OK;
 }
 
+static rt_status advise_reset(const char *path, const md_container *container, rt_status status,
+                              rt_err *err)
+{
+    char *usual = rt_path_join(md_container_dir(container), "heat.bin");
+    bool elsewhere = usual != NULL && strcmp(usual, path) != 0;
+
+    free(usual);
+    /* Not to advise removing what may be anything. */
+    if (elsewhere) return rt_fail(err, status, "%s (give another file to --heat)", err->text);
+    return rt_fail(err, status, "%s (`moesaic heat reset %s` starts anew)", err->text,
+                   md_container_dir(container));
+}
+
 /* Adds what the file says to heat. */
 static rt_status add_file(const char *path, const md_container *container, pl_heat *heat,
                           bool *found, rt_err *err)
@@ -55,8 +68,8 @@ static rt_status add_file(const char *path, const md_container *container, pl_he
     if (!*found) return RT_OK;
     RT_TRY(rt_file_read(path, PL_HEAT_IMAGE_BYTES_MAX, &image, &bytes, err));
     status = pl_heat_image_read(image, bytes, id, path, heat, err);
-    if (status != RT_OK)
-        rt_err_prefix(err, "(`moesaic heat reset %s` starts anew) ", md_container_dir(container));
+    if (status != RT_OK && status != RT_ENOMEM && err != NULL)
+        (void)advise_reset(path, container, status, err);
     free(image);
     return status;
 }
@@ -139,6 +152,18 @@ static rt_status update(const char *path, const md_container *container, const p
     pl_heat_free(heat);
     close(fd);
     return status;
+}
+
+bool app_heat_is_writable(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    char *dir = slash == NULL   ? strdup(".")
+                : slash == path ? strdup("/")
+                                : strndup(path, (size_t)(slash - path));
+    bool writable = dir != NULL && faccessat(AT_FDCWD, dir, W_OK | X_OK, AT_EACCESS) == 0;
+
+    free(dir);
+    return writable;
 }
 
 rt_status app_heat_append(const char *path, const md_container *container, const pl_heat *run,

@@ -22,6 +22,12 @@ RT_MUST_CHECK rt_status app_heat_create(const md_container *container, pl_heat *
 RT_MUST_CHECK rt_status app_heat_path(const md_container *container, const char *option, char **out,
                                       rt_err *err);
 
+/* Below this the disk of a heat file is as good as full: a heat of the release is under a megabyte. */
+enum { APP_HEAT_ROOM = 4 << 20 };
+
+/* Whether this user may create and replace files where `path` is. */
+bool app_heat_is_writable(const char *path);
+
 /* What the file says, as a new heat; all zero with *found false when there is no file.
  *   Errors  RT_EIO, those of pl_heat_image_read (with the advice), RT_ENOMEM */
 RT_MUST_CHECK rt_status app_heat_load(const char *path, const md_container *container,

@@ -7,10 +7,16 @@
 enum {
     RAM_MIB = 256, /* several times the last cache of a desktop */
     LEAST_MIB = 32,
+    SPARE = 4, /* as much of memory must be available as is taken for measuring */
     PASSES = 5,
     POSITIONS_MAX = 2048, /* what sparse attention of the release looks at */
     SPREAD = 3,           /* cached rows a position of kn_measure_attention takes */
 };
+
+static bool is_memory_short(void)
+{
+    return rt_memory_available_bytes() < (uint64_t)SPARE * LEAST_MIB << 20;
+}
 
 rt_status app_measure_ram(uint32_t threads, double *bytes_s, rt_err *err)
 {
@@ -19,6 +25,8 @@ rt_status app_measure_ram(uint32_t threads, double *bytes_s, rt_err *err)
     kn_measure *measure = NULL;
     kn_measured read;
 
+    *bytes_s = 0;
+    if (is_memory_short()) return RT_OK;
     if (mib > RAM_MIB) mib = RAM_MIB;
     if (mib < LEAST_MIB) mib = LEAST_MIB;
     spec.pool_bytes = (size_t)mib << 20;
@@ -43,6 +51,8 @@ rt_status app_measure_attention(const md_config *config, uint32_t threads, doubl
     kn_measure *measure = NULL;
     rt_status status;
 
+    *flop_s = 0;
+    if (is_memory_short()) return RT_OK;
     if (config->index_topk < shape.positions) shape.positions = config->index_topk;
     while (shape.positions > 1 && shape.positions * SPREAD * row_bytes > spec.pool_bytes)
         shape.positions /= 2;

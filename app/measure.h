@@ -10,11 +10,12 @@
 #include "model/container/container.h"
 
 /* Bytes/s that `threads` threads read from RAM together (kernels/measure.h: processor time, so that a
- * neighbour's work counts little), over 256 MiB or what is there. RT_ENOMEM. */
+ * neighbour's work counts little), over 256 MiB or an eighth of what is there; 0 when that is too little to
+ * be more than a cache's speed. RT_ENOMEM. */
 RT_MUST_CHECK rt_status app_measure_ram(uint32_t threads, double *bytes_s, rt_err *err);
 
 /* flop/s of attention scores and values of this model's shape, by `threads` threads that share the
- * heads. RT_ENOMEM. */
+ * heads; 0 when there is too little memory to try. RT_ENOMEM. */
 RT_MUST_CHECK rt_status app_measure_attention(const md_config *config, uint32_t threads,
                                               double *flop_s, rt_err *err);
 
@@ -36,7 +37,7 @@ RT_MUST_CHECK rt_status app_measure_container(const md_container *container, app
 RT_MUST_CHECK rt_status app_measure_largest_file(const char *dir, uint64_t read_bytes,
                                                  app_disk_rate *out, rt_err *err);
 
-/* A file of file_bytes written into dir for the purpose. It has no name while it exists, so that nothing
+/* A file of file_bytes, or what a slow disk takes in 1.5 s, written into dir for the purpose. It has no name while it exists, so that nothing
  * is left of it however this ends. RT_ENOSPACE, RT_EIO. */
 RT_MUST_CHECK rt_status app_measure_scratch_file(const char *dir, uint64_t file_bytes,
                                                  uint64_t read_bytes, app_disk_rate *out,

@@ -19,6 +19,7 @@ enum {
     READS_MAX = 48,        /* 1 GB of GLM-5.2's experts */
     READS_LEAST = 8,       /* of a file that is worth measuring */
     WRITE_BLOCK = 4 << 20, /* of the scratch file */
+    WRITE_MS = 1500,
     LIMIT_MS = 700,
     PAGE = MD_RECORD_ALIGN,
 };
@@ -262,8 +263,11 @@ static rt_status open_scratch(const char *dir, int *out, rt_err *err)
     return RT_OK;
 }
 
-static rt_status fill_scratch(int fd, uint64_t bytes, const char *dir, rt_err *err)
+/* Up to *bytes; less, but `least`, when the disk is slow: then *bytes says how many. */
+static rt_status fill_scratch(int fd, uint64_t least, uint64_t *bytes, const char *dir, rt_err *err)
 {
+    rt_clock clock = rt_clock_real();
+    uint64_t begin = rt_clock_now(&clock), at;
     uint64_t noise = 0x9e3779b97f4a7c15;
     uint64_t *block = malloc(WRITE_BLOCK);
     rt_status status = RT_OK;
@@ -276,14 +280,17 @@ static rt_status fill_scratch(int fd, uint64_t bytes, const char *dir, rt_err *e
         noise ^= noise << 17;
         block[i] = noise;
     }
-    for (uint64_t at = 0; at < bytes && status == RT_OK; at += WRITE_BLOCK) {
+    for (at = 0; at < *bytes && status == RT_OK; at += WRITE_BLOCK) {
+        if (at >= least && rt_clock_now(&clock) - begin > (uint64_t)WRITE_MS * 1000000) break;
         block[0] = at;
         status = rt_pwrite_full(fd, block, WRITE_BLOCK, at, dir, err);
+        /* To the disk as it goes: else all of the time would be spent after the last look at it. */
+        if (status == RT_OK && fdatasync(fd) != 0)
+            status = rt_fail(err, errno == ENOSPC ? RT_ENOSPACE : RT_EIO, "%s: %s", dir,
+                             strerror(errno));
     }
     free(block);
-    if (status == RT_OK && fdatasync(fd) != 0)
-        status =
-            rt_fail(err, errno == ENOSPC ? RT_ENOSPACE : RT_EIO, "%s: %s", dir, strerror(errno));
+    if (status == RT_OK) *bytes = at;
     return status;
 }
 
@@ -296,7 +303,7 @@ rt_status app_measure_scratch_file(const char *dir, uint64_t file_bytes, uint64_
     char self[64];
     rt_status status = open_scratch(dir, &fd, err);
 
-    if (status == RT_OK) status = fill_scratch(fd, bytes, dir, err);
+    if (status == RT_OK) status = fill_scratch(fd, padded(read_bytes), &bytes, dir, err);
     if (status == RT_OK) {
         snprintf(self, sizeof(self), "/proc/self/fd/%d", fd);
         fd_direct = open(self, O_RDONLY | O_CLOEXEC | O_DIRECT);

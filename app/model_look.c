@@ -69,9 +69,14 @@ static rt_status add_sizes(app_model *model, rt_err *err)
         md_record record;
 
         md_container_record_at(model->container, i, &record);
-        if (record.fd < 0) continue;
-        model->records_held++;
-        model->held_bytes += record.bytes;
+        if (record.fd >= 0) {
+            model->records_held++;
+            model->held_bytes += record.bytes;
+        } else if (record.key.kind != MD_EXPERT) {
+            model->dense_lacking++;
+        } else if (record.key.layer < md_container_config(model->container)->layers) {
+            model->experts_lacking++;
+        }
     }
     return RT_OK;
 }
@@ -84,7 +89,41 @@ static rt_status look_at_container(app_model *model, rt_err *err)
 
     if (status == RT_ENOMEM) return rt_fail(err, RT_ENOMEM, "%s", model->reason.text);
     model->state = status == RT_OK ? APP_MODEL_CONTAINER : APP_MODEL_BROKEN;
+    model->lacks_tokenizer = !has(model, MD_TOKENIZER_NAME);
     return status == RT_OK ? add_sizes(model, err) : RT_OK;
+}
+
+bool app_model_is_runnable(const app_model *model)
+{
+    return model->state == APP_MODEL_CONTAINER && model->dense_lacking == 0 &&
+           model->experts_lacking == 0 && !model->lacks_tokenizer;
+}
+
+rt_status app_model_each_missing(const app_model *model,
+                                 void (*tell)(void *context, const char *pack, uint64_t records),
+                                 void *context)
+{
+    uint32_t packs = 1 + md_config_layers_total(md_container_config(model->container));
+    uint64_t *lacking = calloc(packs, sizeof(*lacking)); /* dense.bin, then by layer */
+
+    if (lacking == NULL) return RT_ENOMEM;
+    for (uint64_t i = 0; i < md_container_record_count(model->container); i++) {
+        md_record record;
+
+        md_container_record_at(model->container, i, &record);
+        if (record.fd < 0) lacking[record.key.kind == MD_EXPERT ? 1 + record.key.layer : 0]++;
+    }
+    for (uint32_t i = 0; i < packs; i++) {
+        md_key key = {.kind = i == 0 ? MD_EMBED : MD_EXPERT,
+                      .layer = (uint16_t)(i == 0 ? MD_NO_LAYER : i - 1)};
+        char name[32];
+
+        if (lacking[i] == 0) continue;
+        md_pack_name(key, name, sizeof(name));
+        tell(context, name, lacking[i]);
+    }
+    free(lacking);
+    return RT_OK;
 }
 
 /* ---- unfinished conversion ---- */
@@ -166,6 +205,16 @@ static void read_quant_method(app_model *model, const char *json, size_t bytes)
     json_decref(root);
 }
 
+/* The path says which config.json; a file of another name is not to be called so. */
+static void name_config(app_model *model, const char *path)
+{
+    static const char name[] = "config.json: ";
+    const char *text = model->reason.text;
+
+    if (strncmp(text, name, sizeof(name) - 1) == 0) text += sizeof(name) - 1;
+    (void)rt_fail(&model->reason, model->reason.status, "%s: %s", path, text);
+}
+
 /* The config as a blueprint. Its faults make the model BROKEN. */
 static rt_status read_config(app_model *model, const char *path, const kn_format formats[2],
                              rt_err *err)
@@ -179,7 +228,7 @@ static rt_status read_config(app_model *model, const char *path, const kn_format
 
     if (status == RT_OK) {
         status = md_config_parse(json, bytes, &config, &model->reason);
-        if (status != RT_OK) rt_err_prefix(&model->reason, "%s: ", path);
+        if (status != RT_OK) name_config(model, path);
         if (status == RT_OK) read_quant_method(model, json, bytes);
     }
     free(json);
@@ -312,18 +361,88 @@ bool app_model_is_convertible(const app_model *model)
                         : model->quant_method[0] == '\0' || strcmp(model->quant_method, "fp8") == 0;
 
     return model->state == APP_MODEL_CHECKPOINT && model->first_missing[0] == '\0' && readable &&
-           model->shard_bytes >= model->shard_bytes_index;
+           model->denied[0] == '\0' && model->shard_bytes >= model->shard_bytes_index;
+}
+
+/* ---- what may not be read ---- */
+
+static bool is_denied(app_model *model, const char *path, int mode)
+{
+    if (faccessat(AT_FDCWD, path, mode, AT_EACCESS) == 0 || errno != EACCES) return false;
+    snprintf(model->denied, sizeof(model->denied), "%s", path);
+    return true;
+}
+
+static bool is_source_name(const char *name)
+{
+    size_t length = strlen(name);
+
+    return is_shard_name(name) || (length > 5 && strcmp(name + length - 5, ".json") == 0);
+}
+
+/* The path itself, or the first file of a checkpoint or a container that cannot be opened. */
+static void find_denied(app_model *model)
+{
+    bool opened = model->state == APP_MODEL_CHECKPOINT || model->state == APP_MODEL_BROKEN;
+    const struct dirent *entry;
+    DIR *dir;
+
+    /* Not any unreadable file breaks a model: the reason must be that. */
+    if (model->state == APP_MODEL_BROKEN && strstr(model->reason.text, strerror(EACCES)) == NULL)
+        return;
+    if (is_denied(model, model->path, model->is_file ? R_OK : X_OK)) return;
+    if (model->is_file || !opened) return;
+    dir = opendir(model->dir);
+    while (dir != NULL && model->denied[0] == '\0' && (entry = readdir(dir)) != NULL) {
+        char *path = rt_path_join(model->dir, entry->d_name);
+
+        if (path != NULL && entry->d_name[0] != '.' &&
+            (model->state == APP_MODEL_BROKEN || is_source_name(entry->d_name)))
+            (void)is_denied(model, path, R_OK);
+        free(path);
+    }
+    if (dir != NULL) (void)closedir(dir);
 }
 
 /* ---- looking ---- */
 
+/* A file that only a container has. */
+static bool find_part(const app_model *model, char *name, size_t name_bytes)
+{
+    DIR *dir = opendir(model->dir);
+    const struct dirent *entry;
+    bool found = false;
+
+    while (dir != NULL && !found && (entry = readdir(dir)) != NULL) {
+        unsigned layer;
+        int end = 0;
+
+        found = strcmp(entry->d_name, "manifest.bin") == 0 ||
+                strcmp(entry->d_name, "dense.bin") == 0 ||
+                (sscanf(entry->d_name, "experts-%u.bin%n", &layer, &end) == 1 && end > 0 &&
+                 entry->d_name[end] == '\0');
+        if (found) snprintf(name, name_bytes, "%.*s", (int)name_bytes - 1, entry->d_name);
+    }
+    if (dir != NULL) (void)closedir(dir);
+    return found;
+}
+
 static rt_status look_at_directory(app_model *model, const kn_format formats[2], rt_err *err)
 {
-    char *config;
+    char *config, part[64];
     rt_status status;
 
     if (has(model, MD_DESCRIPTION_NAME)) return look_at_container(model, err);
     if (has(model, MD_LEDGER_NAME)) return look_at_conversion(model, err);
+    if (find_part(model, part, sizeof(part))) {
+        model->state = APP_MODEL_BROKEN;
+        model->is_part = true;
+        (void)rt_fail(&model->reason, RT_EFORMAT,
+                      "%s: expected %s beside %s, found none: a container that was not copied "
+                      "whole, or what is left of a conversion",
+                      model->dir, MD_DESCRIPTION_NAME, part);
+        return RT_OK;
+    }
     if (!has(model, "config.json")) {
         model->state = APP_MODEL_NOTHING;
         (void)rt_fail(&model->reason, RT_EFORMAT,
@@ -348,126 +467,42 @@ static char *parent_of(const char *path)
     return slash == path ? strdup("/") : strndup(path, (size_t)(slash - path));
 }
 
+static rt_status look_at(app_model *model, const kn_format formats[2], rt_err *err)
+{
+    struct stat info;
+
+    if (stat(model->path, &info) != 0) {
+        const char *why = strerror(errno);
+
+        if (model->path[0] == '\0')
+            (void)rt_fail(&model->reason, RT_EINVAL, "MODEL: expected a path, found an empty text");
+        else
+            (void)rt_fail(&model->reason, RT_EIO, "%s: %s", model->path, why);
+        return RT_OK;
+    }
+    if (S_ISDIR(info.st_mode)) return look_at_directory(model, formats, err);
+    model->is_file = true;
+    free(model->dir);
+    model->dir = parent_of(model->path);
+    if (model->dir == NULL) return rt_fail(err, RT_ENOMEM, "%s", model->path);
+    return read_config(model, model->path, formats, err);
+}
+
 rt_status app_model_look(const char *path, kn_format expert_format, kn_format dense_format,
                          app_model *out, rt_err *err)
 {
     const kn_format formats[2] = {expert_format, dense_format};
-    struct stat info;
-    bool found = stat(path, &info) == 0;
-    int reason = errno;
 
-    *out = (app_model){.state = APP_MODEL_ABSENT, .path = strdup(path)};
-    out->dir = found && !S_ISDIR(info.st_mode) ? parent_of(path) : strdup(path);
+    *out = (app_model){.state = APP_MODEL_ABSENT, .path = strdup(path), .dir = strdup(path)};
     if (out->path == NULL || out->dir == NULL) return rt_fail(err, RT_ENOMEM, "%s", path);
-    if (!found) {
-        (void)rt_fail(&out->reason, RT_EIO, "%s: %s", path, strerror(reason));
+    RT_TRY(look_at(out, formats, err));
+    if (out->state == APP_MODEL_CONTAINER || out->state == APP_MODEL_UNFINISHED ||
+        out->state == APP_MODEL_CONFIG)
         return RT_OK;
+    find_denied(out);
+    if (out->denied[0] != '\0' && out->state == APP_MODEL_NOTHING) {
+        out->state = APP_MODEL_ABSENT;
+        (void)rt_fail(&out->reason, RT_EIO, "%s: %s", out->path, strerror(EACCES));
     }
-    if (S_ISDIR(info.st_mode)) return look_at_directory(out, formats, err);
-    return read_config(out, path, formats, err);
-}
-
-/* ---- advice ---- */
-
-static void advise_foreign(const app_model *model, char *text, size_t text_bytes)
-{
-    if (model->import_problem[0] != '\0')
-        snprintf(text, text_bytes, "import (moesaic import %s TARGET) would say: %s", model->path,
-                 model->import_problem);
-    else if (model->first_missing[0] != '\0')
-        snprintf(text, text_bytes, "%s is missing: put it there", model->first_missing);
-    else
-        snprintf(text, text_bytes, "import it: moesaic import %s TARGET", model->path);
-}
-
-static void advise_checkpoint(const app_model *model, char *text, size_t text_bytes)
-{
-    if (model->foreign)
-        advise_foreign(model, text, text_bytes);
-    else if (model->quant_method[0] != '\0' && strcmp(model->quant_method, "fp8") != 0)
-        snprintf(text, text_bytes,
-                 "download the FP8 or the BF16 release: weights quantised by \"%s\" are not read",
-                 model->quant_method);
-    else if (model->shards_missing > 0)
-        snprintf(text, text_bytes, "finish the download: %u of %u weight files are missing (%s)",
-                 model->shards_missing, model->shards, model->first_missing);
-    else if (model->first_missing[0] != '\0')
-        snprintf(text, text_bytes, "finish the download: %s is missing", model->first_missing);
-    else if (!app_model_is_convertible(model))
-        snprintf(text, text_bytes,
-                 "finish the download: the weight files have %llu bytes, their index says %llu",
-                 (unsigned long long)model->shard_bytes,
-                 (unsigned long long)model->shard_bytes_index);
-    else
-        snprintf(text, text_bytes, "convert it: moesaic convert %s TARGET", model->path);
-}
-
-static void advise_conversion(const app_model *model, char *text, size_t text_bytes)
-{
-    const md_ledger_options *asked = &model->conversion;
-    char eps[40] = "";
-
-    if (model->running) {
-        snprintf(text, text_bytes, "wait: a conversion into %s is running", model->path);
-        return;
-    }
-    if (model->records == 0) {
-        snprintf(text, text_bytes, "run convert again: moesaic convert SOURCE %s", model->path);
-        return;
-    }
-    if (asked->latent_eps != 1e-5f) /* what every release has */
-        snprintf(eps, sizeof(eps), " --latent-eps %.9g", (double)asked->latent_eps);
-    if (asked->import) {
-        snprintf(text, text_bytes,
-                 "run import again with the same source: moesaic import SOURCE %s%s%s%s",
-                 model->path, model->from_other ? " --indexer-from HF_DIR" : "",
-                 asked->grid_fine ? " --grid fine" : "", eps);
-        return;
-    }
-    snprintf(text, text_bytes,
-             "run convert again with the same source: moesaic convert SOURCE %s --experts %s "
-             "--dense %s%s%s",
-             model->path, kn_format_name(asked->expert_format), kn_format_name(asked->dense_format),
-             asked->grid_fine ? " --grid fine" : "", eps);
-}
-
-const char *app_model_next(const app_model *model, char *text, size_t text_bytes)
-{
-    switch (model->state) {
-    case APP_MODEL_ABSENT:
-    case APP_MODEL_NOTHING:
-        snprintf(text, text_bytes,
-                 "give the directory of a container (made by moesaic convert) or of a checkpoint, "
-                 "or a config.json");
-        break;
-    case APP_MODEL_BROKEN:
-        if (model->ledger_damaged)
-            snprintf(text, text_bytes, "delete %s and convert again into it: what was done is lost",
-                     model->path);
-        else
-            snprintf(
-                text, text_bytes,
-                "copy or download the file named above again, or convert the checkpoint again");
-        break;
-    case APP_MODEL_CONFIG:
-        snprintf(text, text_bytes,
-                 "see what it needs (moesaic plan %s), then download the weights beside it",
-                 model->path);
-        break;
-    case APP_MODEL_CHECKPOINT:
-        advise_checkpoint(model, text, text_bytes);
-        break;
-    case APP_MODEL_UNFINISHED:
-        advise_conversion(model, text, text_bytes);
-        break;
-    case APP_MODEL_CONTAINER:
-        if (model->records_held == model->records)
-            snprintf(text, text_bytes, "run it: moesaic run %s --prompt ...", model->path);
-        else
-            snprintf(text, text_bytes,
-                     "copy the packs that are missing, or use this copy for a rank that needs no "
-                     "more");
-        break;
-    }
-    return text;
+    return RT_OK;
 }

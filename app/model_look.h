@@ -22,13 +22,18 @@ typedef enum {
 
 typedef struct {
     app_model_state state;
-    char *path;    /* owned; as given */
-    char *dir;     /* owned; where the model is, or would be */
-    rt_err reason; /* ABSENT, NOTHING, BROKEN: what was expected and found */
+    char *path;       /* owned; as given */
+    char *dir;        /* owned; where the model is, or would be */
+    bool is_file;     /* path names a file: a config.json, or a mistake */
+    rt_err reason;    /* ABSENT, NOTHING, BROKEN: what was expected and found */
+    char denied[256]; /* what this user may not read, when that is why; "" */
 
     /* CONTAINER: the opened one. CONFIG, CHECKPOINT: a blueprint of what convert would make. */
-    md_container *container;             /* owned; else NULL */
-    uint64_t records_held, held_bytes;   /* CONTAINER */
+    md_container *container;           /* owned; else NULL */
+    uint64_t records_held, held_bytes; /* CONTAINER */
+    /* Of the records that are not held, those that a process alone needs. */
+    uint64_t dense_lacking, experts_lacking;
+    bool lacks_tokenizer;                /* CONTAINER: rank 0 needs it */
     uint64_t records, bytes, disk_bytes; /* of the whole; disk_bytes with headers and padding */
 
     /* CONFIG, CHECKPOINT. */
@@ -45,6 +50,7 @@ typedef struct {
     uint64_t records_done, done_bytes;
     bool running;        /* a process holds the ledger's lock */
     bool ledger_damaged; /* BROKEN: nothing tells what was done */
+    bool is_part;        /* BROKEN: packs without moesaic.json and without a ledger */
     bool from_other;     /* an import with a second directory */
     char first_shard[128];
 } app_model;
@@ -60,7 +66,14 @@ const char *app_model_state_name(app_model_state state);
 /* A checkpoint of which every file is here, and in a form that convert (or import) reads. */
 bool app_model_is_convertible(const app_model *model);
 
-/* What to do next, as one line, with the command where there is one: "run it: moesaic run DIR ...". */
-const char *app_model_next(const app_model *model, char *text, size_t text_bytes);
+/* A container that a process alone can run. What it may lack is the MTP layer's experts: nothing reads
+ * them yet. */
+bool app_model_is_runnable(const app_model *model);
+
+/* Calls `tell` with the name of each pack that lacks records, once, and how many it lacks. RT_ENOMEM. */
+RT_MUST_CHECK rt_status app_model_each_missing(const app_model *model,
+                                               void (*tell)(void *context, const char *pack,
+                                                            uint64_t records),
+                                               void *context);
 
 #endif

@@ -72,6 +72,13 @@ json_t *app_json_text(const char *text)
     return value;
 }
 
+int app_failed(const char *verb, bool json, const char *text)
+{
+    fprintf(stderr, "moesaic %s: %s\n", verb, text);
+    if (json) (void)app_json_print(verb, json_pack("{s:o}", "error", app_json_text(text)));
+    return APP_EXIT_FAILED;
+}
+
 bool app_tells_usage_error(void)
 {
     enum { WAIT_MS = 1000, STEP_MS = 20 };

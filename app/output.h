@@ -26,6 +26,10 @@ bool app_json_print(const char *verb, json_t *root);
  * when there is no memory. */
 json_t *app_json_text(const char *text);
 
+/* "moesaic VERB: TEXT" on stderr and, with json, {"error": TEXT} on stdout, so that a script which asked for an
+ * object gets one. Returns APP_EXIT_FAILED. */
+int app_failed(const char *verb, bool json, const char *text);
+
 /* Whether this process tells what is wrong with its command line. Under mpirun rank 0 does, at once; another
  * rank waits a second first: had rank 0 the same fault, the launcher ends the job meanwhile. Then it is a
  * fault of its own, and a line that names rank and host precedes. */

@@ -2,6 +2,7 @@
 #include "app/plan.h"
 
 #include "app/heat_file.h"
+#include "app/model_advice.h"
 #include "base/budget.h"
 #include "base/check.h"
 #include "model/convert/disk_space.h"
@@ -15,6 +16,9 @@ enum {
     FRAME_BYTES = 128,  /* header and entries of a row in a frame */
     MARGIN_DIVISOR = 50 /* of a source, in flight during --consume: about three of 141 shards */
 };
+
+/* Where there is too little memory to measure it: a desktop of two channels and four cores. */
+static const double READ_RATE_ASSUMED = 20e9, FLOP_RATE_ASSUMED = 50e9;
 
 /* What cannot be measured from here: an NVMe disk, 1 GbE with TCP's overhead, and its round trip with
  * both processes' work on the frames. */
@@ -109,10 +113,10 @@ static rt_status add_disk(app_plan *plan, const app_model *model, rt_err *err)
     uint64_t margin = source / MARGIN_DIVISOR, grows = target > source ? target - source : 0;
 
     plan->disk_free_bytes = plan->spec.disk_free_bytes;
-    if (plan->disk_free_bytes == 0) RT_TRY(md_disk_free(model->dir, &plan->disk_free_bytes, err));
+    if (!plan->spec.disk_given) RT_TRY(md_disk_free(model->dir, &plan->disk_free_bytes, err));
     if (model->state == APP_MODEL_CONTAINER) return RT_OK;
-    plan->disk_needed_bytes = download + target;
-    plan->disk_consume_bytes = download + grows + margin;
+    plan->disk_needed_bytes = download + target + MD_DISK_RESERVE_BYTES;
+    plan->disk_consume_bytes = download + grows + margin + MD_DISK_RESERVE_BYTES;
     if (plan->disk_consume_bytes > plan->disk_needed_bytes)
         plan->disk_consume_bytes = plan->disk_needed_bytes;
     return RT_OK;
@@ -149,12 +153,14 @@ static rt_status fill_machine(app_plan *plan, const app_model *model, rt_err *er
                       .link_latency_s = LINK_LATENCY_S};
     if (m->ram_rate <= 0) {
         RT_TRY(app_measure_ram(plan->sizes.threads, &m->ram_rate, err));
-        plan->read_source = APP_MEASURED;
+        plan->read_source = m->ram_rate > 0 ? APP_MEASURED : APP_ASSUMED;
+        if (m->ram_rate <= 0) m->ram_rate = READ_RATE_ASSUMED;
     }
     if (m->flop_rate <= 0) {
         RT_TRY(app_measure_attention(md_container_config(model->container), plan->sizes.threads,
                                      &m->flop_rate, err));
-        plan->flop_source = APP_MEASURED;
+        plan->flop_source = m->flop_rate > 0 ? APP_MEASURED : APP_ASSUMED;
+        if (m->flop_rate <= 0) m->flop_rate = FLOP_RATE_ASSUMED;
     }
     if (m->disk_rate <= 0) {
         RT_TRY(measure_disk(model, plan->model.record_bytes, &m->disk_rate, err));
@@ -184,6 +190,7 @@ static rt_status curve_of(const pl_heat *heat, pl_curve *out)
     return RT_OK;
 }
 
+/* A file that cannot be used is no reason to know nothing: a run goes on without it as well. */
 static rt_status read_heat(app_plan *plan, const md_container *container, pl_curve *curve,
                            rt_err *err)
 {
@@ -194,9 +201,10 @@ static rt_status read_heat(app_plan *plan, const md_container *container, pl_cur
 
     RT_TRY(app_heat_path(container, plan->spec.heat, &path, err));
     if (path == NULL) return RT_OK;
-    status = app_heat_load(path, container, &heat, &found, err);
+    status = app_heat_load(path, container, &heat, &found, &plan->heat_error);
     free(path);
-    RT_TRY(status);
+    if (status == RT_ENOMEM) return rt_fail(err, status, "%s", plan->heat_error.text);
+    if (status != RT_OK) return RT_OK;
     if (found) {
         plan->heat_confidence = pl_heat_confidence(heat);
         plan->heat_tokens = pl_heat_tokens(heat);
@@ -219,6 +227,39 @@ static rt_status choose_curve(app_plan *plan, const app_model *model, pl_curve *
     return read_heat(plan, model->container, out, err);
 }
 
+/* ---- the way out of too little RAM ---- */
+
+static rt_status try_dense_q4(app_plan *plan, const app_model *model, rt_team *team,
+                              const pl_curve *curve, rt_err *err)
+{
+    const app_plan_spec *spec = &plan->spec;
+    const md_config *config = md_container_config(model->container);
+    const md_container_info *info = md_container_get_info(model->container);
+    app_plan other = {.spec = *spec};
+    app_model_options options = spec->session;
+    md_container_info smaller;
+    md_container *container = NULL;
+    rt_status status;
+
+    options.context = plan->sizes.context;
+
+    if (plan->plan.fits || model->state == APP_MODEL_CONTAINER || model->foreign ||
+        info->dense_format == KN_Q4)
+        return RT_OK;
+    md_container_info_init(&smaller, config, info->expert_format, KN_Q4);
+    RT_TRY(md_container_blueprint(model->dir, config, &smaller, &container, err));
+    status = app_sizes_of(container, &options, plan->sizes.limit_bytes, spec->nodes, team,
+                          &other.sizes, err);
+    if (status == RT_OK) {
+        add_parts(&other, container);
+        fill_model(container, &other.sizes, other.embed_bytes, &other.model);
+        status = pl_plan_make(&other.model, &plan->machine, curve, &other.plan, err);
+    }
+    md_container_close(container);
+    if (status == RT_OK) plan->dense_q4_needed_bytes = other.plan.needed_bytes;
+    return status;
+}
+
 rt_status app_plan_make(const app_model *model, const app_plan_spec *spec, rt_team *team,
                         app_plan *out, rt_err *err)
 {
@@ -235,6 +276,7 @@ rt_status app_plan_make(const app_model *model, const app_plan_spec *spec, rt_te
     RT_TRY(choose_curve(&plan, model, &curve, err));
     plan.model.heat_confidence = plan.heat_confidence;
     RT_TRY(pl_plan_make(&plan.model, &plan.machine, &curve, &plan.plan, err));
+    RT_TRY(try_dense_q4(&plan, model, team, &curve, err));
     *out = plan;
     return RT_OK;
 }
@@ -271,20 +313,33 @@ static const char *size(uint64_t bytes, size_text text)
 static void advise_too_little(const app_plan *plan, const app_model *model, app_advice *out)
 {
     const pl_plan *p = &plan->plan;
+    uint64_t head =
+        plan->model.dense_bytes + plan->model.kv_bytes + plan->model.attention_scratch_bytes;
+    bool several = plan->spec.nodes > 1, attends = p->needed_bytes == head || !several;
     uint32_t context = plan->sizes.context;
     size_text needed, missing, all, kv;
 
-    say(out, "Too little RAM: %s is needed%s, %s more than there is.",
-        size(p->needed_bytes, needed), plan->spec.nodes > 1 ? " on a node" : "",
-        size(p->missing_bytes, missing));
+    say(out, "Too little RAM: %s is needed%s, %s more than there is.%s",
+        size(p->needed_bytes, needed),
+        !several  ? ""
+        : attends ? " on the attention node"
+                  : " on an expert node",
+        size(p->missing_bytes, missing),
+        attends ? " The dense weights lie in one process whole: more nodes do not make this less."
+                : "");
     if (context > 1024)
         say(out, "A context of 1024 tokens (--ctx-size 1024) saves %s.",
             size(plan->sizes.kv_bytes / context * (context - 1024), kv));
-    if (model->state != APP_MODEL_CONTAINER &&
-        md_container_get_info(model->container)->dense_format != KN_Q4)
-        say(out, "Converting with --dense q4 makes the dense weights smaller, at a price in "
-                 "accuracy (docs/numerics.md).");
-    if (plan->spec.nodes == 1)
+    if (plan->dense_q4_needed_bytes > 0)
+        say(out,
+            "Converted with --dense q4 it needs %s%s, at a price in accuracy "
+            "(docs/numerics.md).",
+            size(plan->dense_q4_needed_bytes, needed),
+            plan->dense_q4_needed_bytes <= plan->machine.ram_bytes ? ", which fits"
+                                                                   : ", still too much");
+    if (!several && model->state == APP_MODEL_CONTAINER)
+        say(out, "%s holds every expert as well.", size(p->all_bytes, all));
+    else if (!several)
         say(out, "With every expert in RAM a process alone needs %s.", size(p->all_bytes, all));
 }
 
@@ -313,9 +368,13 @@ static void advise_disk_tier(const app_plan *plan, app_advice *out)
 static void advise_storage(const app_plan *plan, const app_model *model, app_advice *out)
 {
     uint64_t free_bytes = plan->disk_free_bytes;
-    const char *what = model->state == APP_MODEL_CONFIG ? "Download and conversion" : "Conversion";
+    const char *what =
+        model->state == APP_MODEL_CONFIG ? "Download and conversion take" : "The conversion takes";
     size_text needed, consumed, left;
 
+    if (model->state == APP_MODEL_CONTAINER && free_bytes < APP_HEAT_ROOM)
+        say(out, "The disk is full (%s free): the heat of experts cannot be kept beside the model.",
+            size(free_bytes, left));
     if (plan->disk_needed_bytes == 0) return;
     if (model->foreign) {
         say(out, "Import takes %s of disk, %s is free%s", size(plan->disk_needed_bytes, needed),
@@ -327,13 +386,13 @@ static void advise_storage(const app_plan *plan, const app_model *model, app_adv
     size(plan->disk_consume_bytes, consumed);
     size(free_bytes, left);
     if (free_bytes >= plan->disk_needed_bytes)
-        say(out, "%s take %s of disk; %s is free. With --consume about %s.", what, needed, left,
+        say(out, "%s %s of disk; %s is free. With --consume about %s.", what, needed, left,
             consumed);
     else if (free_bytes >= plan->disk_consume_bytes)
-        say(out, "%s take %s of disk, %s is free: convert with --consume, which takes about %s.",
-            what, needed, left, consumed);
+        say(out, "%s %s of disk, %s is free: convert with --consume, which takes about %s.", what,
+            needed, left, consumed);
     else
-        say(out, "%s take %s of disk, with --consume about %s; only %s is free: use a larger disk.",
+        say(out, "%s %s of disk, with --consume about %s; only %s is free: use a larger disk.",
             what, needed, consumed, left);
 }
 
@@ -342,6 +401,14 @@ void app_plan_advise(const app_plan *plan, const app_model *model, app_advice *o
     const pl_plan *p = &plan->plan;
 
     out->count = 0;
+    if (model->state == APP_MODEL_CONTAINER && !app_model_is_runnable(model)) {
+        char next[APP_NEXT_BYTES];
+
+        say(out, "This copy is not whole (%llu of %llu records%s): %s.",
+            (unsigned long long)model->records_held, (unsigned long long)model->records,
+            model->lacks_tokenizer ? ", no tokenizer" : "",
+            app_model_next(model, next, sizeof(next)));
+    }
     if (!p->fits)
         advise_too_little(plan, model, out);
     else if (p->records_in_ram < p->records)
@@ -353,4 +420,12 @@ void app_plan_advise(const app_plan *plan, const app_model *model, app_advice *o
     if (p->fits && p->limit == PL_TERM_NETWORK)
         say(out, "The network is the limit: fewer nodes, or a faster link (--link-rate), help.");
     advise_storage(plan, model, out);
+    if (model->state == APP_MODEL_CHECKPOINT && !app_model_is_convertible(model)) {
+        char next[APP_NEXT_BYTES];
+
+        say(out, "The checkpoint is not usable yet: %s.",
+            app_model_next(model, next, sizeof(next)));
+    }
+    if (plan->heat_error.status != RT_OK)
+        say(out, "The heat file is not used: %s", plan->heat_error.text);
 }

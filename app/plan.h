@@ -2,7 +2,8 @@
  *
  * Sizes come from the functions that loading uses (app/sizing.h, the manifest), so a plan and a run of
  * the same options book the same bytes. Rates that are not given are measured here for half a second
- * each; what cannot be measured (a disk with nothing on it yet, a network) is assumed and said so.
+ * each; what cannot be measured (a disk with nothing on it yet, a network, memory when there is hardly
+ * any) is assumed and said so.
  *
  * Threads: main. */
 #ifndef APP_PLAN_H
@@ -17,7 +18,8 @@
 typedef struct {
     app_model_options session; /* as for a run; ram_bytes 0: what is available */
     uint32_t nodes;            /* 1: a process alone */
-    uint64_t disk_free_bytes;  /* 0: what is free where the model is */
+    bool disk_given;           /* disk_free_bytes; else what is free where the model is */
+    uint64_t disk_free_bytes;
     double read_rate, disk_rate, flop_rate, link_rate;
     const char *heat; /* as app_heat_path takes it */
 } app_plan_spec;
@@ -34,12 +36,15 @@ typedef struct {
     app_rate_source read_source, disk_source, flop_source, link_source;
     app_heat_source heat_source;
     double heat_confidence, heat_tokens; /* of the model's file; 0: there is none */
+    rt_err heat_error; /* why that file was not used; its status RT_OK: it was fine */
 
     uint64_t experts_bytes, mtp_bytes, dense_bytes, embed_bytes; /* of the container's records */
     uint64_t disk_free_bytes;
     /* What a download and a conversion still take, and with --consume (estimated: `convert --dry-run`
      * knows once the shards are here). 0: a container. */
     uint64_t disk_needed_bytes, disk_consume_bytes;
+    /* RAM that a conversion with --dense q4 would need instead; 0 when that is no way out. */
+    uint64_t dense_q4_needed_bytes;
 } app_plan;
 
 /* model: a CONFIG, a CHECKPOINT or a CONTAINER (asserted).
@@ -53,7 +58,7 @@ const char *app_heat_source_name(app_heat_source source); /* "file", "glm-5.2", 
 /* Tokens/s with the digits that count, without an exponent. Returns text. */
 const char *app_speed_format(double tok_s, char *text, size_t text_bytes);
 
-enum { APP_ADVICE_LINES = 6, APP_ADVICE_BYTES = 240 };
+enum { APP_ADVICE_LINES = 8, APP_ADVICE_BYTES = 640 };
 
 typedef struct {
     uint32_t count;

@@ -1,6 +1,7 @@
 /* plan_output.c - prints a plan. */
 #include "app/plan_output.h"
 
+#include "app/output.h"
 #include "base/budget.h"
 
 #include <stdio.h>
@@ -37,6 +38,11 @@ static uint32_t list_experts(const app_plan *plan, place *out)
     uint64_t each = plan->model.record_bytes, held, pinned;
     uint32_t holders = plan->spec.nodes > 1 ? plan->spec.nodes - 1 : 1, n = 0;
 
+    if (!p->fits) {
+        held = p->records_node < PL_TRANSIT_LEAST ? p->records_node : PL_TRANSIT_LEAST;
+        out[n++] = (place){"experts, at least", "experts", "ram", held * each, held};
+        return n;
+    }
     if (p->transit_slots == 0) {
         out[n++] = (place){"experts", "experts", "ram", p->records_node * each, p->records_node};
         return n;
@@ -61,7 +67,7 @@ static uint32_t list_places(const app_plan *plan, place out[PLACES_MAX])
     out[n++] = (place){"kv cache", "attention", "ram", m->kv_bytes, 0};
     out[n++] = (place){"attention scratch", "attention", "ram", m->attention_scratch_bytes, 0};
     out[n++] = (place){"expert scratch", "experts", "ram", m->expert_scratch_bytes, 0};
-    return plan->plan.fits ? n + list_experts(plan, out + n) : n;
+    return n + list_experts(plan, out + n);
 }
 
 /* ---- text ---- */
@@ -70,7 +76,7 @@ static void print_model(const app_plan *plan, const app_model *model)
 {
     const md_config *c = md_container_config(model->container);
     const md_container_info *info = md_container_get_info(model->container);
-    size_text whole, experts, dense, mtp, embed, source, here;
+    size_text whole, files, experts, dense, mtp, embed, source, here;
 
     printf("model      %s, %u layers (%u with experts), %u experts, top %u; from %s\n",
            c->model_type, c->layers, plan->model.layers, c->experts, c->topk,
@@ -91,12 +97,15 @@ static void print_model(const app_plan *plan, const app_model *model)
             printf("; %s here", size(model->shard_bytes, here));
         printf("\n");
     }
-    printf("container  %s: experts %s (%s), dense %s (%s), MTP layer %s, embedding %s (%s)\n",
-           size(model->state == APP_MODEL_CONTAINER ? model->bytes : model->disk_bytes, whole),
-           size(plan->experts_bytes, experts), kn_format_name(info->expert_format),
-           size(plan->dense_bytes, dense), kn_format_name(info->dense_format),
-           size(plan->mtp_bytes, mtp), size(plan->embed_bytes, embed),
-           kn_format_name(info->embed_format));
+    size(model->bytes, whole);
+    size(model->disk_bytes, files);
+    printf("container  %s%s%s%s: experts %s (%s), dense %s (%s), MTP layer %s, embedding %s "
+           "(%s)\n",
+           whole, strcmp(whole, files) == 0 ? "" : " (", strcmp(whole, files) == 0 ? "" : files,
+           strcmp(whole, files) == 0 ? "" : " as files)", size(plan->experts_bytes, experts),
+           kn_format_name(info->expert_format), size(plan->dense_bytes, dense),
+           kn_format_name(info->dense_format), size(plan->mtp_bytes, mtp),
+           size(plan->embed_bytes, embed), kn_format_name(info->embed_format));
 }
 
 static void print_machine(const app_plan *plan)
@@ -168,6 +177,12 @@ static void print_places(const app_plan *plan)
     }
 }
 
+/* As many as show three digits of small values. */
+static int decimals_of(double value)
+{
+    return value >= 10 ? 1 : value >= 1 ? 2 : value >= 0.1 ? 3 : 4;
+}
+
 static void print_speed(const app_plan *plan)
 {
     const pl_plan *p = &plan->plan;
@@ -178,7 +193,9 @@ static void print_speed(const app_plan *plan)
         printf(" (this model's heat, %.0f tokens)\n", plan->heat_tokens);
     else if (plan->heat_source == APP_HEAT_GLM52)
         printf(" (GLM-5.2's heat curve over 1,270 tokens;%s)\n",
-               plan->heat_tokens > 0 ? " the heat file knows too few tokens yet" : " no heat file");
+               plan->heat_error.status != RT_OK ? " the heat file cannot be used"
+               : plan->heat_tokens > 0          ? " the heat file knows too few tokens yet"
+                                                : " no heat file");
     else
         printf(" (all experts alike: no heat file)\n");
     printf("speed      %s to %s tokens/s; the limit: %s\n",
@@ -188,9 +205,10 @@ static void print_speed(const app_plan *plan)
         size_text text;
 
         if (p->term_s[t] <= 0) continue;
-        printf("%-10s %-28s %9.1f ms a token", "", pl_term_name((pl_term)t), 1e3 * p->term_s[t]);
+        printf("%-10s %-28s %9.*f ms a token", "", pl_term_name((pl_term)t),
+               decimals_of(1e3 * p->term_s[t]), 1e3 * p->term_s[t]);
         if (t == PL_TERM_ATTENTION)
-            printf("   %.1f Gflop at %u tokens of context\n", 1e-9 * p->token_bytes[t],
+            printf("   %.3g Gflop at %u tokens of context\n", 1e-9 * p->token_bytes[t],
                    plan->sizes.context);
         else
             printf("   %s\n", size((uint64_t)p->token_bytes[t], text));
@@ -295,7 +313,7 @@ json_t *app_plan_json(const app_plan *plan, const app_model *model)
 
     app_plan_advise(plan, model, &advice);
     for (uint32_t i = 0; i < advice.count; i++)
-        (void)json_array_append_new(advice_json, json_string(advice.line[i]));
+        (void)json_array_append_new(advice_json, app_json_text(advice.line[i]));
     root = json_pack(
         "{s:o, s:o, s:o, s:o, s:i, s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:f, s:s, s:f, s:o, s:i, "
         "s:o}",
@@ -311,6 +329,10 @@ json_t *app_plan_json(const app_plan *plan, const app_model *model)
         "heat", app_heat_source_name(plan->heat_source), "heat_tokens", plan->heat_tokens, "speed",
         p->fits ? speed_json(p) : json_null(), "nodes_for_all", (int)p->nodes_for_all, "advice",
         advice_json);
+    if (root != NULL)
+        (void)json_object_set_new(
+            root, "heat_error",
+            plan->heat_error.status == RT_OK ? json_null() : app_json_text(plan->heat_error.text));
     if (root != NULL)
         (void)json_object_set_new(root, "disk",
                                   json_pack("{s:o, s:o, s:o}", "free_bytes",

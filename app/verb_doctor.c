@@ -1,5 +1,6 @@
 /* verb_doctor.c - measures and judges this machine, and a model on it. */
 #include "app/doctor.h"
+#include "app/model_advice.h"
 #include "app/output.h"
 #include "app/sizing.h"
 #include "app/verbs.h"
@@ -31,6 +32,12 @@ static const rt_opt table[] = {
      .offset = offsetof(doctor_options, session.context),
      .arg = "C",
      .doc = "context that a run would be given; 0: what fits, up to 32768"},
+    {.name = "heat",
+     .kind = RT_OPT_TEXT,
+     .offset = offsetof(doctor_options, session.heat),
+     .arg = "FILE",
+     .doc = "heat file that a run would be given; \"none\": do not look at any; default: heat.bin "
+            "in the folder MODEL"},
     {.name = "threads",
      .key = 't',
      .kind = RT_OPT_UINT,
@@ -64,7 +71,7 @@ static const char *const level_names[] = {"ok", "warn", "fail"};
 void app_doctor_row(app_doctor *doctor, app_row_level level, const char *name, const char *advice,
                     const char *fmt, ...)
 {
-    char found[512];
+    char found[APP_NEXT_BYTES];
     va_list args;
     json_t *row;
 
@@ -97,8 +104,9 @@ static bool print_end(const app_doctor *doctor)
     json_t *root;
 
     if (!doctor->json) {
-        printf("%u ok, %u warnings, %u failures\n", doctor->count[APP_ROW_OK],
-               doctor->count[APP_ROW_WARN], doctor->count[APP_ROW_FAIL]);
+        printf("%u ok, %u warning%s, %u failure%s\n", doctor->count[APP_ROW_OK],
+               doctor->count[APP_ROW_WARN], doctor->count[APP_ROW_WARN] == 1 ? "" : "s",
+               doctor->count[APP_ROW_FAIL], doctor->count[APP_ROW_FAIL] == 1 ? "" : "s");
         return true;
     }
     root = json_pack("{s:s, s:O}", "verdict", verdicts[code_of(doctor)], "rows", doctor->rows);
@@ -154,7 +162,7 @@ int app_verb_doctor(int argc, char **argv)
         status = examine(&doctor, positional_count > 0 ? positional[0] : NULL, &err);
     code = status == RT_OK ? code_of(&doctor) : APP_EXIT_FAILED;
     if (status != RT_OK)
-        fprintf(stderr, "moesaic doctor: %s\n", err.text);
+        (void)app_failed("doctor", options.json, err.text);
     else if (!print_end(&doctor))
         code = APP_EXIT_FAILED;
     rt_team_free(doctor.team);

@@ -1,7 +1,10 @@
 /* verb_heat.c - which experts a model's user needs most: shown, imported, forgotten. */
 #include "app/heat_file.h"
+#include "app/model_advice.h"
+#include "app/output.h"
 #include "app/verbs.h"
 #include "base/options.h"
+#include "placement/heat_image.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -146,8 +149,7 @@ static bool print_json(const figures *f, const md_container *container, const ch
                        bool found)
 {
     json_t *layers = json_array(), *top = json_array(), *root;
-    char id[65], *text;
-    bool printed;
+    char id[65];
 
     for (uint32_t i = 0; i < f->layer_count; i++)
         (void)json_array_append_new(
@@ -159,16 +161,12 @@ static bool print_json(const figures *f, const md_container *container, const ch
                                                    "expert", (int)f->top[i].expert, "selections",
                                                    f->top[i].heat));
     md_model_id_format(md_container_get_info(container)->model_id, id);
-    root = json_pack("{s:s, s:s, s:b, s:f, s:f, s:i, s:f, s:o, s:o, s:o}", "model_id", id, "file",
-                     path, "found", found, "tokens", f->tokens, "selections", f->total,
-                     "half_life_tokens", PL_HEAT_HALF_LIFE_TOKENS, "confidence", f->confidence,
-                     "coverage", cover_json(&f->cover), "layers", layers, "top", top);
-    text = root == NULL ? NULL : json_dumps(root, JSON_COMPACT);
-    printed = text != NULL;
-    if (printed) (void)puts(text);
-    free(text);
-    json_decref(root);
-    return printed;
+    root =
+        json_pack("{s:s, s:o, s:b, s:f, s:f, s:i, s:f, s:o, s:o, s:o}", "model_id", id, "file",
+                  app_json_text(path), "found", found, "tokens", f->tokens, "selections", f->total,
+                  "half_life_tokens", PL_HEAT_HALF_LIFE_TOKENS, "confidence", f->confidence,
+                  "coverage", cover_json(&f->cover), "layers", layers, "top", top);
+    return app_json_print("heat", root);
 }
 
 /* ---- what it does ---- */
@@ -193,32 +191,63 @@ static rt_status show(const md_container *container, const heat_options *options
     return status;
 }
 
-static rt_status import(const md_container *container, const char *path, const char *usage_path,
-                        rt_err *err)
+/* JSON of an action, for scripts: what a person reads on stderr. */
+static rt_status say_done(json_t *done, rt_err *err)
+{
+    return app_json_print("heat", done) ? RT_OK : rt_fail(err, RT_ENOMEM, "the JSON");
+}
+
+static rt_status import(const md_container *container, const heat_options *options,
+                        const char *path, const char *usage_path, rt_err *err)
 {
     pl_heat_usage usage;
     double scale;
 
     RT_TRY(app_heat_import(path, container, usage_path, &usage, &scale, err));
-    fprintf(stderr, "moesaic heat: added %.0f selections of %llu experts from %s to %s\n",
-            usage.selections, (unsigned long long)usage.lines, usage_path, path);
+    fprintf(stderr, "moesaic heat: added %.0f selections of %llu expert%s from %s to %s\n",
+            usage.selections, (unsigned long long)usage.lines, usage.lines == 1 ? "" : "s",
+            usage_path, path);
     if (scale < 1)
         fprintf(
             stderr,
             "moesaic heat: counted at %.3g each, so that they are forgotten at the same rate as "
             "what this program counts\n",
             scale);
-    return RT_OK;
+    if (!options->json) return RT_OK;
+    return say_done(json_pack("{s:o, s:f, s:i, s:f}", "imported", app_json_text(path), "selections",
+                              usage.selections, "experts", (int)usage.lines, "scale", scale),
+                    err);
 }
 
-static rt_status reset(const char *path, rt_err *err)
+/* A file that --heat names may be anything: only a heat, whole or damaged, is removed. */
+static rt_status check_is_heat(const char *path, rt_err *err)
+{
+    static const char magic[] = PL_HEAT_IMAGE_MAGIC;
+    char begin[sizeof(magic) - 1];
+    FILE *file = fopen(path, "rb");
+    size_t got;
+
+    if (file == NULL) return RT_OK; /* removing says why */
+    got = fread(begin, 1, sizeof(begin), file);
+    (void)fclose(file);
+    if (got == 0 || (got == sizeof(begin) && memcmp(begin, magic, got) == 0)) return RT_OK;
+    return rt_fail(err, RT_EFORMAT,
+                   "%s: expected a heat file, found other bytes: not removed (if it is of no use "
+                   "to you, remove it yourself)",
+                   path);
+}
+
+static rt_status reset(const heat_options *options, const char *path, rt_err *err)
 {
     bool existed;
 
+    if (options->heat != NULL) RT_TRY(check_is_heat(path, err));
     RT_TRY(app_heat_reset(path, &existed, err));
     fprintf(stderr, existed ? "moesaic heat: removed %s\n" : "moesaic heat: there is no %s\n",
             path);
-    return RT_OK;
+    if (!options->json) return RT_OK;
+    return say_done(json_pack("{s:o, s:b}", "reset", app_json_text(path), "existed", (int)existed),
+                    err);
 }
 
 typedef enum { DO_SHOW, DO_IMPORT, DO_RESET, DO_NOTHING } action;
@@ -231,21 +260,42 @@ static action action_of(const char *const *positional, uint32_t count)
 }
 
 static rt_status act(action what, const heat_options *options, const char *const *positional,
-                     rt_err *err)
+                     const md_container *container, rt_err *err)
 {
-    md_container *container = NULL;
     char *path = NULL;
-    rt_status status = md_container_open(positional[what == DO_SHOW ? 0 : 1], &container, err);
+    rt_status status = app_heat_path(container, options->heat, &path, err);
 
-    if (status == RT_OK) status = app_heat_path(container, options->heat, &path, err);
     if (status == RT_OK && path == NULL)
         status = rt_fail(err, RT_EINVAL, "--heat: expected a file, found 'none'");
     if (status == RT_OK && what == DO_SHOW) status = show(container, options, path, err);
-    if (status == RT_OK && what == DO_IMPORT) status = import(container, path, positional[2], err);
-    if (status == RT_OK && what == DO_RESET) status = reset(path, err);
+    if (status == RT_OK && what == DO_IMPORT)
+        status = import(container, options, path, positional[2], err);
+    if (status == RT_OK && what == DO_RESET) status = reset(options, path, err);
+    /* Where it cannot be written, it can be elsewhere. */
+    if (what == DO_IMPORT && path != NULL &&
+        (status == RT_ENOSPACE || (status == RT_EIO && !app_heat_is_writable(path))))
+        status = rt_fail(err, status, "%s (%s, or keep the heat elsewhere: --heat FILE)", err->text,
+                         status == RT_ENOSPACE ? "make room" : "become a user who may");
     free(path);
-    md_container_close(container);
     return status;
+}
+
+static int act_on_model(action what, const heat_options *options, const char *const *positional)
+{
+    app_model model = {0};
+    rt_err err = {0};
+    int code = APP_EXIT_OK;
+    rt_status status =
+        app_model_look(positional[what == DO_SHOW ? 0 : 1], KN_Q4, KN_Q8, &model, &err);
+
+    if (status == RT_OK && model.state != APP_MODEL_CONTAINER) {
+        code = app_model_refuse("heat", &model, options->json);
+    } else {
+        if (status == RT_OK) status = act(what, options, positional, model.container, &err);
+        if (status != RT_OK) code = app_failed("heat", options->json, err.text);
+    }
+    app_model_free(&model);
+    return code;
 }
 
 int app_verb_heat(int argc, char **argv)
@@ -253,7 +303,6 @@ int app_verb_heat(int argc, char **argv)
     heat_options options = {.top = TOP_DEFAULT};
     const char *positional[3];
     uint32_t positional_count;
-    rt_err err = {0};
     action what;
 
     switch (rt_options_parse(&app_spec_heat, argc, argv, &options, positional, &positional_count)) {
@@ -265,14 +314,11 @@ int app_verb_heat(int argc, char **argv)
         break;
     }
     what = action_of(positional, positional_count);
-    if (what == DO_NOTHING) {
-        fprintf(stderr,
-                "moesaic heat: expected MODEL, import MODEL USAGE_FILE or reset MODEL (a model "
-                "in a folder of that name: ./%s)\n",
-                positional[0]);
-        return APP_EXIT_USAGE;
-    }
-    if (act(what, &options, positional, &err) == RT_OK) return APP_EXIT_OK;
-    fprintf(stderr, "moesaic heat: %s\n", err.text);
-    return APP_EXIT_FAILED;
+    if (what == DO_NOTHING)
+        return app_usage_error("heat",
+                               "expected MODEL, import MODEL USAGE_FILE or reset MODEL, found "
+                               "'%s'%s (a model in a folder of that name: ./%s)",
+                               positional[0], positional_count > 1 ? " and more" : " alone",
+                               positional[0]);
+    return act_on_model(what, &options, positional);
 }

@@ -1,7 +1,9 @@
 /* verb_plan.c - what a model needs and what a machine makes of it, before anything is downloaded. */
+#include "app/model_advice.h"
 #include "app/output.h"
 #include "app/plan_output.h"
 #include "app/verbs.h"
+#include "base/budget.h"
 #include "kernels/select.h"
 
 #include <stdio.h>
@@ -11,6 +13,7 @@ typedef struct {
     const char *experts, *dense, *heat;
     uint64_t nodes, vram_bytes, disk_bytes, disk_rate, read_rate, link_rate;
     double flop_rate_g;
+    bool disk_given, read_rate_given, disk_rate_given, flop_rate_given, link_rate_given;
     bool json;
 } plan_options;
 
@@ -19,7 +22,9 @@ static const rt_opt table[] = {
      .kind = RT_OPT_BYTES,
      .offset = offsetof(plan_options, session.ram_bytes),
      .arg = "SIZE",
-     .doc = "memory of each node, like 24G; default: what is available here"},
+     .doc =
+         "memory that each node's process may take, like 28G of a machine with 32G; default: what "
+         "is available here"},
     {.name = "vram",
      .kind = RT_OPT_BYTES,
      .offset = offsetof(plan_options, vram_bytes),
@@ -28,21 +33,25 @@ static const rt_opt table[] = {
     {.name = "disk",
      .kind = RT_OPT_BYTES,
      .offset = offsetof(plan_options, disk_bytes),
+     .given_offset = offsetof(plan_options, disk_given),
      .arg = "SIZE",
      .doc = "free disk space; default: what is free where MODEL is"},
     {.name = "read-rate",
      .kind = RT_OPT_BYTES,
      .offset = offsetof(plan_options, read_rate),
+     .given_offset = offsetof(plan_options, read_rate_given),
      .arg = "SIZE",
      .doc = "bytes a second that a node reads from memory, like 40G; default: measured here"},
     {.name = "disk-rate",
      .kind = RT_OPT_BYTES,
      .offset = offsetof(plan_options, disk_rate),
+     .given_offset = offsetof(plan_options, disk_rate_given),
      .arg = "SIZE",
      .doc = "bytes a second from the disk, like 2G; default: measured on MODEL's files"},
     {.name = "flop-rate",
      .kind = RT_OPT_FLOAT,
      .offset = offsetof(plan_options, flop_rate_g),
+     .given_offset = offsetof(plan_options, flop_rate_given),
      .arg = "GFLOPS",
      .min = 0,
      .max = 1e9,
@@ -50,6 +59,7 @@ static const rt_opt table[] = {
     {.name = "link-rate",
      .kind = RT_OPT_BYTES,
      .offset = offsetof(plan_options, link_rate),
+     .given_offset = offsetof(plan_options, link_rate_given),
      .arg = "SIZE",
      .doc = "bytes a second between nodes; default: 1 GbE is assumed"},
     {.name = "nodes",
@@ -130,21 +140,6 @@ const rt_opt_spec app_spec_plan = {
     .positional_max = 1,
 };
 
-static int explain(const app_model *model)
-{
-    char next[512];
-
-    if (model->state == APP_MODEL_UNFINISHED)
-        fprintf(stderr,
-                "moesaic plan: %s: an unfinished conversion, %llu of %llu records are done\n",
-                model->path, (unsigned long long)model->records_done,
-                (unsigned long long)model->records);
-    else
-        fprintf(stderr, "moesaic plan: %s\n", model->reason.text);
-    fprintf(stderr, "moesaic plan: %s\n", app_model_next(model, next, sizeof(next)));
-    return APP_EXIT_FAILED;
-}
-
 static int print(const app_plan *plan, const app_model *model, bool json)
 {
     if (!json)
@@ -154,10 +149,36 @@ static int print(const app_plan *plan, const app_model *model, bool json)
     return plan->plan.fits ? APP_EXIT_OK : APP_EXIT_FAILED;
 }
 
+/* A rate of nothing plans nothing. NULL: all are well. */
+static const char *zero_rate(const plan_options *options)
+{
+    if (options->read_rate_given && options->read_rate == 0) return "--read-rate";
+    if (options->disk_rate_given && options->disk_rate == 0) return "--disk-rate";
+    if (options->flop_rate_given && options->flop_rate_g <= 0) return "--flop-rate";
+    if (options->link_rate_given && options->link_rate == 0) return "--link-rate";
+    return NULL;
+}
+
+/* "TEXT; this process may take X (ulimit)" where a limit of the process may be the reason. */
+static int failed(const plan_options *options, const rt_err *err)
+{
+    uint64_t left = rt_process_limit_left();
+    char text[sizeof(err->text) + 160], size[24];
+
+    if (left == UINT64_MAX || err->status == RT_EINVAL)
+        return app_failed("plan", options->json, err->text);
+    snprintf(text, sizeof(text),
+             "%s; the limits of this process leave it %s: raise them (ulimit -v unlimited, ulimit "
+             "-d unlimited)",
+             err->text, rt_bytes_format(left, size, sizeof(size)));
+    return app_failed("plan", options->json, text);
+}
+
 static int make_plan(const plan_options *options, const app_model *model)
 {
     app_plan_spec asked = {.session = options->session,
                            .nodes = (uint32_t)options->nodes,
+                           .disk_given = options->disk_given,
                            .disk_free_bytes = options->disk_bytes,
                            .read_rate = (double)options->read_rate,
                            .disk_rate = (double)options->disk_rate,
@@ -173,10 +194,7 @@ static int make_plan(const plan_options *options, const app_model *model)
     if (status == RT_OK) status = rt_team_create(&team_spec, &team, &err);
     if (status == RT_OK) status = app_plan_make(model, &asked, team, &plan, &err);
     rt_team_free(team);
-    if (status != RT_OK) {
-        fprintf(stderr, "moesaic plan: %s\n", err.text);
-        return APP_EXIT_FAILED;
-    }
+    if (status != RT_OK) return failed(options, &err);
     return print(&plan, model, options->json);
 }
 
@@ -199,19 +217,20 @@ int app_verb_plan(int argc, char **argv)
     case RT_PARSE_OK:
         break;
     }
-    if (options.vram_bytes > 0) {
-        fprintf(stderr,
-                "moesaic plan: --vram: this version has no GPU tier; give 0 or leave it out\n");
-        return APP_EXIT_FAILED;
-    }
+    if (zero_rate(&options) != NULL)
+        return app_usage_error("plan", "%s: expected more than 0; leave it out for the default",
+                               zero_rate(&options));
+    if (options.vram_bytes > 0)
+        return app_failed("plan", options.json,
+                          "--vram: this version has no GPU tier; give 0 or leave it out");
     (void)kn_format_parse(options.experts, &experts);
     (void)kn_format_parse(options.dense, &dense);
-    if (app_model_look(positional[0], experts, dense, &model, &err) != RT_OK) {
-        fprintf(stderr, "moesaic plan: %s\n", err.text);
-        code = APP_EXIT_FAILED;
-    } else {
-        code = model.container == NULL ? explain(&model) : make_plan(&options, &model);
-    }
+    if (app_model_look(positional[0], experts, dense, &model, &err) != RT_OK)
+        code = failed(&options, &err);
+    else if (model.container == NULL)
+        code = app_model_refuse("plan", &model, options.json);
+    else
+        code = make_plan(&options, &model);
     app_model_free(&model);
     return code;
 }

@@ -1,11 +1,12 @@
 /* verb_status.c - a look at a model that takes less than a second: what is there, what fits, what next. */
 #include "app/heat_file.h"
-#include "app/model_look.h"
+#include "app/model_advice.h"
 #include "app/output.h"
 #include "app/sizing.h"
 #include "app/verbs.h"
 #include "base/budget.h"
 #include "base/check.h"
+#include "model/container/description.h"
 #include "model/convert/disk_space.h"
 #include "placement/planner.h"
 
@@ -15,10 +16,27 @@
 #include <string.h>
 
 typedef struct {
+    app_model_options session; /* as for a run: its memory, context and heat file */
     bool json;
 } status_options;
 
 static const rt_opt table[] = {
+    {.name = "ram",
+     .kind = RT_OPT_BYTES,
+     .offset = offsetof(status_options, session.ram_bytes),
+     .arg = "SIZE",
+     .doc = "memory that a run would be given; default: what is available"},
+    {.name = "ctx-size",
+     .key = 'c',
+     .kind = RT_OPT_UINT,
+     .offset = offsetof(status_options, session.context),
+     .arg = "C",
+     .doc = "context that a run would be given; 0: what fits, up to 32768"},
+    {.name = "heat",
+     .kind = RT_OPT_TEXT,
+     .offset = offsetof(status_options, session.heat),
+     .arg = "FILE",
+     .doc = "heat file; \"none\": do not look at any; default: heat.bin in the folder MODEL"},
     {.name = "json",
      .kind = RT_OPT_FLAG,
      .offset = offsetof(status_options, json),
@@ -48,12 +66,13 @@ static const char *size(uint64_t bytes, size_text text)
 /* What of a container would lie in this machine's memory if it ran now with default options. */
 typedef struct {
     bool known, runs;
-    uint64_t available_bytes, needed_bytes; /* needed: for all experts */
+    uint64_t available_bytes, least_bytes, all_bytes; /* to run at all; with every expert in RAM */
     uint32_t context;
     uint64_t experts, experts_in_ram;
 } fit;
 
-typedef enum { HEAT_NONE, HEAT_FOUND, HEAT_BAD } heat_state;
+/* OFF: --heat none. LOCKED: there is none, and this user could not write it. */
+typedef enum { HEAT_NONE, HEAT_OFF, HEAT_LOCKED, HEAT_FOUND, HEAT_BAD } heat_state;
 
 typedef struct {
     app_model model;
@@ -76,19 +95,20 @@ static uint64_t experts_that_fit(uint64_t budget, uint64_t record_bytes, uint32_
     return slots > transit ? slots - transit : 0;
 }
 
-static rt_status look_at_fit(const md_container *container, fit *out, rt_err *err)
+static rt_status look_at_fit(const md_container *container, const app_model_options *options,
+                             fit *out, rt_err *err)
 {
-    app_model_options options = APP_MODEL_OPTIONS_DEFAULT;
-    rt_team_spec inline_team = {.threads = 0};
+    rt_team_spec as_run = {.threads = app_threads(options, 1)}, alone = {.threads = 0};
     const md_config *config = md_container_config(container);
-    uint64_t limit = app_ram_limit(&options, 1), fixed, left;
+    uint64_t limit = app_ram_limit(options, 1), fixed, left;
     md_expert_layout layout = {0};
     rt_team *team = NULL;
     app_sizes sizes;
     rt_status status;
 
-    RT_TRY(rt_team_create(&inline_team, &team, err));
-    status = app_sizes_of(container, &options, limit, 1, team, &sizes, err);
+    /* Scratch grows with the threads; where not even they can be had, a look is still worth it. */
+    if (rt_team_create(&as_run, &team, NULL) != RT_OK) RT_TRY(rt_team_create(&alone, &team, err));
+    status = app_sizes_of(container, options, limit, 1, team, &sizes, err);
     rt_team_free(team);
     RT_TRY(status);
     for (uint32_t l = 0; l < config->layers; l++) {
@@ -100,26 +120,34 @@ static rt_status look_at_fit(const md_container *container, fit *out, rt_err *er
             sizes.expert_scratch_bytes;
     left = limit > fixed ? limit - fixed : 0;
     out->available_bytes = limit;
-    out->needed_bytes = fixed + out->experts * layout.record_bytes;
+    out->least_bytes = fixed + sizes.experts_least_bytes;
+    out->all_bytes = fixed + out->experts * layout.record_bytes;
     out->context = sizes.context;
     out->experts_in_ram = experts_that_fit(left, layout.record_bytes, config->topk, out->experts);
-    out->runs = limit >= fixed + sizes.experts_least_bytes;
+    out->runs = limit >= out->least_bytes;
     out->known = true;
     return RT_OK;
 }
 
 /* A heat file that cannot be read is something to report, not a failure of reporting. */
-static rt_status look_at_heat(status_report *report, rt_err *err)
+static rt_status look_at_heat(status_report *report, const char *option, rt_err *err)
 {
     pl_heat *heat = NULL;
     bool found = false;
     char *path = NULL;
     rt_status status;
 
-    RT_TRY(app_heat_path(report->model.container, NULL, &path, err));
+    RT_TRY(app_heat_path(report->model.container, option, &path, err));
+    if (path == NULL) {
+        report->heat = HEAT_OFF;
+        return RT_OK;
+    }
     status = app_heat_load(path, report->model.container, &heat, &found, &report->heat_error);
+    report->heat = status != RT_OK              ? HEAT_BAD
+                   : found                      ? HEAT_FOUND
+                   : app_heat_is_writable(path) ? HEAT_NONE
+                                                : HEAT_LOCKED;
     free(path);
-    report->heat = status != RT_OK ? HEAT_BAD : found ? HEAT_FOUND : HEAT_NONE;
     if (status == RT_OK && found) {
         report->heat_tokens = pl_heat_tokens(heat);
         report->heat_confidence = pl_heat_confidence(heat);
@@ -144,19 +172,27 @@ static int code_of(const status_report *report)
     case APP_MODEL_CONTAINER:
         break;
     }
-    if (model->records_held < model->records || report->heat == HEAT_BAD || !report->fits.runs)
+    if (!app_model_is_runnable(model) || report->heat == HEAT_BAD || !report->fits.runs)
         return APP_EXIT_DEGRADED;
     return APP_EXIT_OK;
 }
 
-static rt_status look(const char *path, status_report *report, rt_err *err)
+/* Of a conversion, still to be written. */
+static uint64_t unwritten_bytes(const app_model *model)
+{
+    return model->disk_bytes > model->done_bytes ? model->disk_bytes - model->done_bytes : 0;
+}
+
+static rt_status look(const char *path, const app_model_options *options, status_report *report,
+                      rt_err *err)
 {
     app_model *model = &report->model;
 
     RT_TRY(app_model_look(path, KN_Q4, KN_Q8, model, err));
     if (model->state != APP_MODEL_ABSENT) RT_TRY(md_disk_free(path, &report->free_bytes, err));
-    if (model->container != NULL) RT_TRY(look_at_fit(model->container, &report->fits, err));
-    if (model->state == APP_MODEL_CONTAINER) RT_TRY(look_at_heat(report, err));
+    if (model->container != NULL)
+        RT_TRY(look_at_fit(model->container, options, &report->fits, err));
+    if (model->state == APP_MODEL_CONTAINER) RT_TRY(look_at_heat(report, options->heat, err));
     report->code = code_of(report);
     return RT_OK;
 }
@@ -184,7 +220,7 @@ static void print_state(const status_report *report)
                size(model->source_bytes, a));
         return;
     case APP_MODEL_CHECKPOINT:
-        printf("state      %s, %s: %u weight files, %u missing, %s of %s\n",
+        printf("state      %s, %s: %u weight files, %u missing, %s of about %s\n",
                model->foreign ? "model of the colibri engine" : "checkpoint",
                app_model_is_convertible(model) ? "complete, not converted" : "not usable yet",
                model->shards, model->shards_missing, size(model->shard_bytes, a),
@@ -199,7 +235,9 @@ static void print_state(const status_report *report)
         return;
     case APP_MODEL_CONTAINER:
         if (model->records_held == model->records)
-            printf("state      complete container: %llu records, %s\n",
+            printf("state      %s: %llu records, %s\n",
+                   model->lacks_tokenizer ? "container without its tokenizer"
+                                          : "complete container",
                    (unsigned long long)model->records, size(model->bytes, a));
         else
             printf("state      partial container: %llu of %llu records, %s of %s\n",
@@ -226,51 +264,103 @@ static void print_formats(const app_model *model)
            kn_format_name(info->dense_format), kn_format_name(info->embed_format));
 }
 
-/* Names each file with records that are not held, once. */
-static void print_missing_packs(const md_container *container)
+static void print_missing(void *context, const char *pack, uint64_t records)
 {
-    char last[32] = "";
+    (void)context;
+    printf("missing    %llu records of %s\n", (unsigned long long)records, pack);
+}
 
-    for (uint64_t i = 0; i < md_container_record_count(container); i++) {
-        md_record record;
-        char name[32];
-
-        md_container_record_at(container, i, &record);
-        if (record.fd >= 0) continue;
-        md_pack_name(record.key, name, sizeof(name));
-        if (strcmp(name, last) != 0) printf("missing    records of %s\n", name);
-        snprintf(last, sizeof(last), "%s", name);
+static void print_heat(const status_report *report)
+{
+    switch (report->heat) {
+    case HEAT_FOUND:
+        printf("heat       %.0f tokens, confidence %.0f %%\n", report->heat_tokens,
+               100 * report->heat_confidence);
+        break;
+    case HEAT_BAD:
+        printf("heat       not usable: %s\n", report->heat_error.text);
+        break;
+    case HEAT_LOCKED:
+        printf("heat       none, and this user cannot write it there: run with --heat FILE\n");
+        break;
+    case HEAT_OFF:
+        printf("heat       switched off (--heat none)\n");
+        break;
+    case HEAT_NONE:
+        printf("heat       none yet: run keeps it\n");
+        break;
     }
 }
 
-static void print_text(const status_report *report)
+static void print_memory(const fit *f)
 {
-    const app_model *model = &report->model;
-    const fit *f = &report->fits;
-    size_text a, b;
-    char next[512];
+    size_text a, b, c;
 
-    print_state(report);
-    print_formats(model);
-    if (model->state == APP_MODEL_CONTAINER && model->records_held < model->records)
-        print_missing_packs(model->container);
-    if (report->heat == HEAT_FOUND)
-        printf("heat       %.0f tokens, confidence %.0f %%\n", report->heat_tokens,
-               100 * report->heat_confidence);
-    else if (report->heat == HEAT_BAD)
-        printf("heat       not usable: %s\n", report->heat_error.text);
-    else if (model->state == APP_MODEL_CONTAINER)
-        printf("heat       none yet: run keeps it\n");
-    if (f->known && !f->runs)
-        printf("memory     too little: %s available, %s holds everything\n",
-               size(f->available_bytes, a), size(f->needed_bytes, b));
-    else if (f->known)
+    if (!f->runs)
+        printf("memory     too little: %s available, at least %s needed; %s hold every expert\n",
+               size(f->available_bytes, a), size(f->least_bytes, b), size(f->all_bytes, c));
+    else
         printf("memory     %s available: %llu of %llu experts fit beside a context of %u tokens\n",
                size(f->available_bytes, a), (unsigned long long)f->experts_in_ram,
                (unsigned long long)f->experts, f->context);
-    if (model->state != APP_MODEL_ABSENT)
-        printf("disk       %s free\n", size(report->free_bytes, a));
-    printf("next       %s\n", app_model_next(model, next, sizeof(next)));
+}
+
+/* With what the free space is needed for. */
+static void print_disk(const status_report *report)
+{
+    const app_model *model = &report->model;
+    uint64_t free_bytes = report->free_bytes;
+    size_text a, b, c;
+
+    printf("disk       %s free", size(free_bytes, a));
+    if (model->state == APP_MODEL_CONTAINER && free_bytes < APP_HEAT_ROOM)
+        printf(": full, the heat of experts cannot be kept beside the model");
+    else if (model->state == APP_MODEL_UNFINISHED && unwritten_bytes(model) > 0)
+        printf(", about %s still to be written%s", size(unwritten_bytes(model), b),
+               free_bytes < unwritten_bytes(model)
+                   ? ": make room, or convert with --consume, before the conversion is run again"
+                   : "");
+    else if (model->state == APP_MODEL_CONFIG)
+        printf("; the weights are %s, a container %s (moesaic plan says more)",
+               size(model->source_bytes, b), size(model->disk_bytes, c));
+    else if (model->state == APP_MODEL_CHECKPOINT)
+        printf(", the container takes %s%s", size(model->disk_bytes, b),
+               free_bytes >= model->disk_bytes + MD_DISK_RESERVE_BYTES ? ""
+               : model->foreign
+                   ? ": make room"
+                   : ": make room, or convert with --consume (moesaic plan says more)");
+    printf("\n");
+}
+
+/* Where memory is short, that comes before what the model's state asks for. */
+static const char *next_of(const status_report *report, char *text, size_t text_bytes)
+{
+    const app_model *model = &report->model;
+
+    if (!app_model_is_runnable(model) || report->fits.runs)
+        return app_model_next(model, text, text_bytes);
+    snprintf(text, text_bytes,
+             "get more memory, or a smaller --ctx-size: moesaic plan %s says how much",
+             model->path);
+    return text;
+}
+
+static bool print_text(const status_report *report)
+{
+    const app_model *model = &report->model;
+    char next[APP_NEXT_BYTES];
+
+    print_state(report);
+    print_formats(model);
+    if (model->state == APP_MODEL_CONTAINER) {
+        if (app_model_each_missing(model, print_missing, NULL) != RT_OK) return false;
+        if (model->lacks_tokenizer) printf("missing    %s\n", MD_TOKENIZER_NAME);
+        print_heat(report);
+    }
+    if (report->fits.known) print_memory(&report->fits);
+    if (model->state != APP_MODEL_ABSENT) print_disk(report);
+    printf("next       %s\n", next_of(report, next, sizeof(next)));
+    return true;
 }
 
 /* ---- json ---- */
@@ -280,22 +370,23 @@ static json_t *whole(uint64_t value)
     return json_integer((json_int_t)value);
 }
 
+static void add_missing(void *list, const char *pack, uint64_t records)
+{
+    (void)records;
+    (void)json_array_append_new(list, json_string(pack));
+}
+
+/* NULL when there is no memory for it. */
 static json_t *missing_json(const app_model *model)
 {
     json_t *list = json_array();
-    char last[32] = "";
 
-    if (model->state != APP_MODEL_CONTAINER) return list;
-    for (uint64_t i = 0; i < md_container_record_count(model->container); i++) {
-        md_record record;
-        char name[32];
-
-        md_container_record_at(model->container, i, &record);
-        if (record.fd >= 0) continue;
-        md_pack_name(record.key, name, sizeof(name));
-        if (strcmp(name, last) != 0) (void)json_array_append_new(list, json_string(name));
-        snprintf(last, sizeof(last), "%s", name);
+    if (list == NULL || model->state != APP_MODEL_CONTAINER) return list;
+    if (app_model_each_missing(model, add_missing, list) != RT_OK) {
+        json_decref(list);
+        return NULL;
     }
+    if (model->lacks_tokenizer) add_missing(list, MD_TOKENIZER_NAME, 0);
     return list;
 }
 
@@ -303,7 +394,7 @@ static json_t *heat_json(const status_report *report)
 {
     if (report->heat == HEAT_BAD)
         return json_pack("{s:o}", "error", app_json_text(report->heat_error.text));
-    if (report->heat == HEAT_NONE) return json_null();
+    if (report->heat != HEAT_FOUND) return json_null();
     return json_pack("{s:f, s:f}", "tokens", report->heat_tokens, "confidence",
                      report->heat_confidence);
 }
@@ -311,10 +402,10 @@ static json_t *heat_json(const status_report *report)
 static json_t *memory_json(const fit *f)
 {
     if (!f->known) return json_null();
-    return json_pack("{s:o, s:o, s:b, s:i, s:o, s:o}", "available_bytes", whole(f->available_bytes),
-                     "all_bytes", whole(f->needed_bytes), "runs", (int)f->runs, "context",
-                     (int)f->context, "experts", whole(f->experts), "experts_in_ram",
-                     whole(f->experts_in_ram));
+    return json_pack("{s:o, s:o, s:o, s:b, s:i, s:o, s:o}", "available_bytes",
+                     whole(f->available_bytes), "least_bytes", whole(f->least_bytes), "all_bytes",
+                     whole(f->all_bytes), "runs", (int)f->runs, "context", (int)f->context,
+                     "experts", whole(f->experts), "experts_in_ram", whole(f->experts_in_ram));
 }
 
 static bool print_json(const status_report *report)
@@ -322,7 +413,7 @@ static bool print_json(const status_report *report)
     const app_model *model = &report->model;
     const md_container_info *info =
         model->state == APP_MODEL_CONTAINER ? md_container_get_info(model->container) : NULL;
-    char next[512], id[65] = "";
+    char next[APP_NEXT_BYTES], id[65] = "";
     json_t *root;
 
     if (info != NULL) md_model_id_format(info->model_id, id);
@@ -337,13 +428,13 @@ static bool print_json(const status_report *report)
         (int)model->shards_missing, "source_bytes", whole(model->source_bytes), "missing",
         missing_json(model), "heat", heat_json(report), "memory", memory_json(&report->fits),
         "free_bytes", whole(report->free_bytes), "next",
-        app_json_text(app_model_next(model, next, sizeof(next))));
+        app_json_text(next_of(report, next, sizeof(next))));
     return app_json_print("status", root);
 }
 
 int app_verb_status(int argc, char **argv)
 {
-    status_options options = {0};
+    status_options options = {.session = APP_MODEL_OPTIONS_DEFAULT};
     const char *positional[1];
     uint32_t positional_count;
     status_report report = {0};
@@ -359,16 +450,12 @@ int app_verb_status(int argc, char **argv)
     case RT_PARSE_OK:
         break;
     }
-    if (look(positional[0], &report, &err) != RT_OK) {
-        fprintf(stderr, "moesaic status: %s\n", err.text);
-        code = APP_EXIT_FAILED;
-    } else {
+    if (look(positional[0], &options.session, &report, &err) != RT_OK)
+        code = app_failed("status", options.json, err.text);
+    else if (options.json ? print_json(&report) : print_text(&report))
         code = report.code;
-        if (!options.json)
-            print_text(&report);
-        else if (!print_json(&report))
-            code = APP_EXIT_FAILED;
-    }
+    else
+        code = options.json ? APP_EXIT_FAILED : app_failed("status", false, "out of memory");
     app_model_free(&report.model);
     return code;
 }

@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 enum { MEMINFO_LIMIT_BYTES = 1 << 16, SIZE_TEXT_BYTES = 32 };
 
@@ -28,12 +30,39 @@ static uint64_t machine_available_bytes(void)
     return available;
 }
 
+/* What a limit of the process leaves beside `used_pages`. */
+static uint64_t left_of_limit(int resource, uint64_t used_pages)
+{
+    uint64_t used = used_pages * (uint64_t)sysconf(_SC_PAGESIZE);
+    struct rlimit limit;
+
+    if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return UINT64_MAX;
+    return limit.rlim_cur > used ? limit.rlim_cur - used : 0;
+}
+
+uint64_t rt_process_limit_left(void)
+{
+    unsigned long long size = 0, data = 0;
+    uint64_t as, heap;
+    char *text;
+    size_t bytes;
+
+    if (rt_file_read("/proc/self/statm", MEMINFO_LIMIT_BYTES, &text, &bytes, NULL) != RT_OK)
+        return UINT64_MAX;
+    if (sscanf(text, "%llu %*u %*u %*u %*u %llu", &size, &data) != 2) size = data = 0;
+    free(text);
+    as = left_of_limit(RLIMIT_AS, size);
+    heap = left_of_limit(RLIMIT_DATA, data);
+    return as < heap ? as : heap;
+}
+
 uint64_t rt_memory_available_bytes(void)
 {
-    uint64_t machine = machine_available_bytes();
-    uint64_t group = rt_cgroup_limits_read("").memory_bytes;
+    uint64_t available = machine_available_bytes();
+    uint64_t group = rt_cgroup_limits_read("").memory_bytes, process = rt_process_limit_left();
 
-    return group < machine ? group : machine;
+    if (group < available) available = group;
+    return process < available ? process : available;
 }
 
 void rt_budget_init(rt_budget *budget, uint64_t limit_bytes)

@@ -23,10 +23,12 @@ typedef struct {
     } lines[RT_BUDGET_LINES_MAX];
 } rt_budget;
 
-/* limit_bytes 0: what the machine has available now (MemAvailable, the cgroup's limit), less 5 %.
- */
+/* limit_bytes 0: what the machine has available now (MemAvailable, the limits of cgroup and process), less
+ * 5 %. */
 void rt_budget_init(rt_budget *budget, uint64_t limit_bytes);
 uint64_t rt_memory_available_bytes(void);
+/* What this process's own limits (ulimit -v, ulimit -d) leave it; UINT64_MAX: there is none. */
+uint64_t rt_process_limit_left(void);
 
 /* Books bytes under name (adds to the line when the name exists).
  *   Errors  RT_ENOMEM  the sum would exceed the limit; err->text is the whole table and how much is

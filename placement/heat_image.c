@@ -9,8 +9,6 @@
 
 #include <xxhash.h>
 
-#define MAGIC "MOEHEAT\n"
-
 typedef struct {
     char magic[8];
     uint32_t version, layers, experts, sparse_layers;
@@ -44,7 +42,7 @@ rt_status pl_heat_image_write(const pl_heat *heat, const uint8_t model_id[32], u
     uint32_t layers = pl_heat_layers(heat), experts = pl_heat_experts(heat);
     uint32_t sparse_layers = pl_heat_sparse_layers(heat);
     size_t size = image_bytes(layers, sparse_layers, experts);
-    image_header header = {.magic = MAGIC,
+    image_header header = {.magic = PL_HEAT_IMAGE_MAGIC,
                            .version = PL_HEAT_IMAGE_VERSION,
                            .layers = layers,
                            .experts = experts,
@@ -85,7 +83,7 @@ static bool is_count(double value)
 static rt_status check_header(const image_header *header, size_t bytes, const uint8_t model_id[32],
                               const char *name, rt_err *err)
 {
-    if (memcmp(header->magic, MAGIC, sizeof(header->magic)) != 0)
+    if (memcmp(header->magic, PL_HEAT_IMAGE_MAGIC, sizeof(header->magic)) != 0)
         return rt_fail(err, RT_EFORMAT, "%s: expected a heat file, found other bytes", name);
     if (header->header_hash != XXH3_64bits(header, offsetof(image_header, header_hash)))
         return rt_fail(err, RT_EFORMAT, "%s: the header's checksum does not match", name);

@@ -20,6 +20,8 @@
 
 #include <stddef.h>
 
+#define PL_HEAT_IMAGE_MAGIC "MOEHEAT\n"
+
 enum {
     PL_HEAT_IMAGE_VERSION = 1,
     PL_HEAT_IMAGE_BYTES_MAX =

@@ -18,7 +18,7 @@ typedef struct {
     const char *name;
     uint64_t line;
     const char *text; /* of the line */
-    int shown;        /* its bytes, at most SHOWN */
+    size_t length;
     uint32_t main_layers;
     const pl_heat *heat;
     double *count; /* [layers][experts], owned; negative: not listed */
@@ -69,11 +69,18 @@ static bool is_word(field f, const char *word)
     return f.length == strlen(word) && memcmp(f.at, word, f.length) == 0;
 }
 
-static rt_status bad_line(const reader *r, rt_err *err)
+/* The line's beginning, with what a terminal should not be sent as '?'. */
+static rt_status bad_line(const reader *r, const char *expected, rt_err *err)
 {
+    size_t shown = r->length < SHOWN ? r->length : SHOWN;
+    char text[SHOWN + 1];
+
+    for (size_t i = 0; i < shown; i++)
+        text[i] = r->text[i] >= ' ' && r->text[i] <= '~' ? r->text[i] : '?';
+    text[shown] = '\0';
     return rt_fail(err, RT_EFORMAT,
-                   "%s: line %" PRIu64 ": expected 'layer expert count', found '%.*s'", r->name,
-                   r->line, r->shown, r->text);
+                   "%s: line %" PRIu64 ": expected 'layer expert count'%s, found '%s'%s", r->name,
+                   r->line, expected, text, shown < r->length ? "..." : "");
 }
 
 /* "-1 layers experts" */
@@ -82,7 +89,7 @@ static rt_status check_shape(const reader *r, const field f[FIELDS], rt_err *err
     uint32_t total = pl_heat_layers(r->heat), experts = pl_heat_experts(r->heat);
     uint64_t layers, found;
 
-    if (!parse_count(f[1], &layers) || !parse_count(f[2], &found)) return bad_line(r, err);
+    if (!parse_count(f[1], &layers) || !parse_count(f[2], &found)) return bad_line(r, "", err);
     if ((layers == total || layers == r->main_layers) && found == experts) return RT_OK;
     return rt_fail(err, RT_EINVAL,
                    "%s: line %" PRIu64 ": expected the shape of this model, %u layers of %u "
@@ -97,7 +104,7 @@ static rt_status take_count(reader *r, const field f[FIELDS], rt_err *err)
     double *place;
 
     if (!parse_count(f[0], &layer) || !parse_count(f[1], &expert) || !parse_count(f[2], &count))
-        return bad_line(r, err);
+        return bad_line(r, " in whole numbers up to 2^53", err);
     if (layer >= layers)
         return rt_fail(err, RT_EINVAL,
                        "%s: line %" PRIu64 ": expected a layer below %u, found %" PRIu64, r->name,
@@ -130,17 +137,18 @@ static rt_status take_line(reader *r, const char *line, size_t length, rt_err *e
 
     r->line++;
     r->text = line;
-    r->shown = length < SHOWN ? (int)length : SHOWN;
+    r->length = length;
     if (count == 0 || f[0].at[0] == '#') return RT_OK;
-    if (count != FIELDS) return bad_line(r, err);
+    if (count != FIELDS) return bad_line(r, "", err);
     if (is_word(f[0], "-1")) return check_shape(r, f, err);
-    if (is_word(f[0], "-2")) return parse_count(f[1], &version) ? RT_OK : bad_line(r, err);
+    if (is_word(f[0], "-2")) return parse_count(f[1], &version) ? RT_OK : bad_line(r, "", err);
     return take_count(r, f, err);
 }
 
 static rt_status take_lines(reader *r, const char *text, size_t bytes, rt_err *err)
 {
-    size_t at = 0;
+    static const char mark[] = "\xef\xbb\xbf"; /* that some editors begin a text with */
+    size_t at = bytes >= 3 && memcmp(text, mark, 3) == 0 ? 3 : 0;
 
     while (at < bytes) {
         const char *end = memchr(text + at, '\n', bytes - at);

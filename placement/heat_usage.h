@@ -1,6 +1,6 @@
 /* heat_usage.h - reads the usage text of another engine (colibri's .coli_usage) into a heat.
  *
- * Lines are "layer expert count", blanks between, in any order; layers count from the model's first.
+ * Lines (also with CR LF, also after a byte order mark) are "layer expert count", blanks between, in any order; layers count from the model's first.
  * Two kinds of header line may be among them: "-1 layers experts" states the shape, "-2 version hash"
  * the format and the build that wrote it (neither changes what the other lines mean). Empty lines and
  * lines that begin with # are skipped. Nothing is guessed: whatever else a line says is refused with

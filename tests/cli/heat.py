@@ -197,6 +197,44 @@ def check_a_bad_usage_text_is_refused_by_line_and_changes_nothing():
     want(done.returncode == 1 and "missing.txt" in done.stderr, "missing", done)
 
 
+def check_texts_of_other_systems_are_read_and_rubbish_is_not_printed():
+    for text in ("2 3 5\r\n2 4 6\r\n", "\ufeff2 3 5\n2 4 6", "\t2\t3  5 \n# end\n\n2 4 6\n"):
+        forget()
+        done = call("heat", "import", model, usage(text))
+        want(done.returncode == 0 and figures()["selections"] == 11, f"{text!r}", done)
+    path = os.path.join(work, "rubbish.txt")
+    with open(path, "wb") as file:
+        file.write(bytes(range(1, 256)) * 40)
+    done = subprocess.run([moesaic, "heat", "import", model, path], capture_output=True, timeout=60)
+    want(done.returncode == 1 and b"line 1" in done.stderr, f"{done}")
+    want(all(c == 10 or 32 <= c < 127 for c in done.stderr), f"only what a terminal shows: {done.stderr}")
+    for text in ("2 3 -5\n", "2 3 99999999999999999999\n", "2 3 1.5\n"):
+        done = call("heat", "import", model, usage(text, "bad.txt"))
+        want(done.returncode == 1 and "whole numbers up to 2^53" in done.stderr, f"{text!r}", done)
+
+
+def check_actions_give_json_too():
+    done = call("heat", "import", model, usage("2 3 5\n"), "--json")
+    out = json.loads(done.stdout)
+    want(done.returncode == 0 and out["imported"] == heat_file and out["selections"] == 5, "import", done)
+    want(json.loads(call("heat", "reset", model, "--json").stdout) == {"reset": heat_file, "existed": True}, "reset")
+    want(json.loads(call("heat", "reset", model, "--json").stdout)["existed"] is False, "again")
+    done = call("heat", "import", model, usage("2 3\n"), "--json")
+    want(done.returncode == 1 and json.loads(done.stdout)["error"] in done.stderr, "a failure", done)
+
+
+def check_reset_removes_nothing_but_heat():
+    note = usage("keep me", "note.txt")
+    done = call("heat", "reset", model, "--heat", note)
+    want(done.returncode == 1 and "not removed" in done.stderr and os.path.exists(note), "kept", done)
+    done = call("heat", model, "--heat", note)
+    want(done.returncode == 1 and "reset" not in done.stderr, "nor is it advised", done)
+    other = os.path.join(work, "other.heat")
+    want(call("heat", "import", model, usage("2 3 5\n"), "--heat", other).returncode == 0, "import elsewhere")
+    os.truncate(other, 40)
+    want(call("heat", "reset", model, "--heat", other).returncode == 0 and not os.path.exists(other), "a damaged one")
+
+
 def open_inodes(pid):
     """Of a process that opens and closes files meanwhile: what is gone is not open."""
     found = set()

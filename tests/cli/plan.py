@@ -4,6 +4,7 @@ claim: too little RAM, no model, half a model, a full disk; and that a plan book
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -137,10 +138,49 @@ def check_too_little_ram_says_how_much_is_needed_and_what_to_do():
     plan(glm, "--ram", out["needed_bytes"] - 1, "--ctx-size", out["context"], code=1)
 
 
+def check_too_little_ram_weighs_the_ways_out():
+    for ram, word in (("16G", "which fits"), ("8G", "still too much")):
+        done = call("plan", glm, "--ram", ram, *rates)
+        want("--dense q4 it needs 11." in done.stdout and word in done.stdout, f"--dense q4 at {ram}", done)
+        want("more nodes do not make this less" in done.stdout, "what does not help", done)
+    want(plan(glm, "--ram", "16G", "--dense", "q4")["fits"], "and so it is")
+    want("on the attention node" in call("plan", glm, "--ram", "16G", "--nodes", 3, *rates).stdout, "whose RAM")
+
+
+def check_the_numbers_of_a_plan_add_up():
+    for ram, code in (("8G", 1), ("16G", 1), ("32G", 0), ("64G", 0), ("128G", 0), ("1T", 0)):
+        out = plan(glm, "--ram", ram, code=code)
+        booked = sum(p["bytes"] for p in out["placement"] if p["tier"] == "ram")
+        want(out["fits"] == (code == 0), f"fits at {ram}")
+        if code == 1:
+            want(booked == out["needed_bytes"], f"parts {booked} of {out['needed_bytes']} needed at {ram}")
+            continue
+        speed, machine = out["speed"], out["machine"]
+        seconds = {name: term["seconds"] for name, term in speed["terms"].items()}
+        work = sum(seconds.values()) - seconds["disk"]
+        want(abs(speed["fast_tok_s"] * max(work, seconds["disk"]) - 1) < 1e-9, f"fast of {speed}")
+        want(abs(speed["slow_tok_s"] * (work + seconds["disk"]) / 0.6 - 1) < 1e-9, f"slow of {speed}")
+        want(seconds[speed["limit"]] == max(seconds.values()), f"limit of {speed}")
+        for name, rate in (("dense", "read_rate"), ("experts", "read_rate"), ("disk", "disk_rate")):
+            term = speed["terms"][name]
+            want(abs(term["seconds"] * machine[rate] - term["bytes"]) < 1, f"{name} at {ram}: {term}")
+
+
 def check_a_gpu_is_refused_plainly():
     done = call("plan", glm, "--vram", "24G")
     want(done.returncode == 1 and "no GPU tier" in done.stderr and done.stdout == "", "refused", done)
     want(plan(glm, "--ram", "64G", "--vram", "0")["fits"], "0 is what it is")
+
+
+def check_nothing_is_no_rate_but_a_full_disk_is_one():
+    for option in ("--read-rate", "--disk-rate", "--flop-rate", "--link-rate"):
+        done = call("plan", glm, "--ram", "64G", option, 0)
+        want(done.returncode == 2 and option in done.stderr and "more than 0" in done.stderr, option, done)
+    for value in ("2GB", "2G/s", "10Gbit", "-1", "", "fast"):
+        done = call("plan", glm, "--disk-rate", value)
+        want(done.returncode == 2 and "a size such as" in done.stderr, value, done)
+    done = call("plan", glm, "--ram", "64G", "--disk", 0, *rates)
+    want(done.returncode == 0 and "only 0 B is free" in done.stdout, "a full disk", done)
 
 
 def check_configs_that_are_none_are_named():
@@ -177,14 +217,108 @@ def check_a_smaller_model_of_the_family_is_planned_too():
 
 # ---- no model, half a model
 
+verbs = ("plan", "doctor", "status", "heat")
+
+
+def refused(path, *words, begun=False):
+    """Every verb says what is wrong and what to do, for people and, as one object, for scripts."""
+    for verb in verbs:
+        done = call(verb, path)
+        text = done.stdout + done.stderr
+        want(done.returncode == (3 if verb == "status" and begun else 1), f"{verb} {path}: exit", done)
+        for word in words:
+            want(word in text, f"{verb} {path}: {word}", done)
+        done = call(verb, path, "--json")
+        lines = done.stdout.splitlines()
+        want(len(lines) == 1, f"{verb} {path}: one line of JSON", done)
+        found = json.loads(lines[0])
+        if verb in ("plan", "heat"):
+            want(found["error"] in done.stderr and found["next"] in done.stderr, f"{verb} {path}: {found}")
+        want(all(word in lines[0] for word in words), f"{verb} {path}: JSON", done)
+
+
 def check_no_model_is_named_with_what_to_give():
-    for path, word in ((os.path.join(work, "nowhere"), "nowhere"), (place("empty"), "found neither")):
-        if "empty" in path:
-            os.makedirs(path)
-        for verb in ("plan", "status", "doctor"):
-            done = call(verb, path)
+    refused(os.path.join(work, "nowhere"), "nowhere: No such file", "made by moesaic convert", "downloads nothing")
+    refused("", "found an empty text", "made by moesaic convert")
+    os.makedirs(place("empty"))
+    refused(os.path.join(work, "empty"), "found neither", "made by moesaic convert")
+    refused("/dev/null", "expected a regular file", "a config.json")
+
+
+def check_a_file_that_is_no_config_names_what_to_give():
+    path = os.path.join(work, "notes.txt")
+    open(path, "w").write("hello\n")
+    refused(path, "notes.txt: expected JSON", "or a config.json")
+    for name in ("moesaic.json", "dense.bin"):
+        refused(os.path.join(model, name), f"{name}: ", f"give the container's directory, {model}")
+
+
+def check_packs_without_a_description_are_no_config():
+    torn = copy(model, "torn")
+    os.remove(os.path.join(torn, "moesaic.json"))
+    refused(torn, "expected moesaic.json beside", "copy moesaic.json")
+    for name in ("manifest.bin", "config.json", "generation_config.json", "tokenizer.bin"):
+        os.remove(os.path.join(torn, name))
+    refused(torn, "expected moesaic.json beside", "what is left of a conversion")
+
+
+def check_a_mistake_of_the_command_line_is_json_too():
+    for arguments, word in ((("plan", glm, "--vram", "24G"), "GPU"), (("plan", glm, "--ctx-size", 2000000), "2000000"),
+                            (("status", model, "--ctx-size", 99999999), "99999999"),
+                            (("heat", "import", model, "nowhere.txt"), "nowhere.txt")):
+        done = call(*arguments, "--json")
+        want(done.returncode == 1 and word in json.loads(done.stdout)["error"] and word in done.stderr, word, done)
+
+
+def as_nobody():
+    """Arguments of subprocess.run for a user who is not root; what permissions forbid, root may."""
+    if os.geteuid() != 0:
+        return {}
+    everyone = {"user": 65534, "group": 65534, "extra_groups": []}
+    try:
+        if subprocess.run([moesaic, "version"], capture_output=True, **everyone).returncode == 0:
+            return everyone
+    except OSError:
+        pass
+    raise Skip("another user cannot run the program from here")
+
+
+def check_what_may_not_be_read_is_said_to_be_that():
+    everyone = as_nobody()
+    locked = copy(model, "locked")
+    source = copy(nano, "locked-source")
+    shard = sorted(f for f in os.listdir(source) if f.endswith(".safetensors"))[0]
+    os.chmod(os.path.join(source, shard), 0)
+    for path, what in (("experts-001.bin", locked), ("moesaic.json", locked)):
+        os.chmod(os.path.join(what, path), 0)
+        for verb in verbs:
+            done = call(verb, what, **everyone)
             text = done.stdout + done.stderr
-            want(done.returncode == 1 and word in text and "moesaic convert" in text, f"{verb} {word}", done)
+            want(done.returncode == 1 and f"{path}: Permission denied" in text and "uid" in text, verb, done)
+            want("copy" not in text, "nothing is wrong with the file", done)
+    os.chmod(locked, 0o600)
+    for verb in verbs:
+        done = call(verb, locked, **everyone)
+        text = done.stdout + done.stderr
+        want(done.returncode == 1 and "Permission denied" in text and "let this user" in text, verb, done)
+    os.chmod(locked, 0o700)
+    done = call("status", source, **everyone)
+    want(done.returncode == 3 and "not usable yet" in done.stdout and shard in done.stdout, "a checkpoint", done)
+
+
+def check_a_folder_that_cannot_be_written_keeps_no_heat():
+    everyone = as_nobody()
+    fixed = copy(model, "fixed")
+    os.chmod(fixed, 0o555)
+    want("--heat FILE" in call("status", fixed, **everyone).stdout, "status")
+    done = call("doctor", fixed, **everyone)
+    want(done.returncode == 3 and "[warn] heat" in done.stdout and "--heat FILE" in done.stdout, "doctor", done)
+    elsewhere = ("--heat", "/tmp/some.heat")
+    want(call("doctor", fixed, *elsewhere, **everyone).returncode == 0, "heat elsewhere, doctor")
+    want("none yet" in call("status", fixed, *elsewhere, **everyone).stdout, "heat elsewhere, status")
+    done = call("doctor", cwd=fixed, **everyone)
+    want(done.returncode == 3 and "no file can be written" in done.stdout, "no scratch file", done)
+    os.chmod(fixed, 0o755)
 
 
 def stop_conversion(target, source, want_records):
@@ -228,6 +362,7 @@ def check_half_a_conversion_says_how_far_it_is_and_to_run_it_again():
     done = call("plan", target)
     want(done.returncode == 1 and "unfinished conversion" in done.stderr and "run convert again" in done.stderr,
          "plan", done)
+    refused(target, "unfinished conversion", "run convert again", begun=True)
     row = rows(target, code=1)["model"]
     want(row["level"] == "fail" and "run convert again" in row["advice"], f"doctor {row}")
     command = stopped["next"].split("moesaic convert SOURCE ")[1].split()
@@ -256,7 +391,7 @@ def check_a_download_that_is_not_complete_is_named():
     want(out["state"] == "checkpoint" and out["shards_missing"] == 1 and first in out["next"], f"{out}")
     row = rows(part, code=1)["model"]
     want(row["level"] == "fail" and first in row["advice"], f"doctor {row}")
-    plan(part, "--ram", "8G")
+    want(any(first in line for line in plan(part, "--ram", "8G")["advice"]), "plan")
     whole = copy(nano, "whole")
     want("moesaic convert" in asked("status", whole, code=3)["next"], "a whole one is to be converted")
     os.remove(os.path.join(whole, "tokenizer.json"))
@@ -264,12 +399,33 @@ def check_a_download_that_is_not_complete_is_named():
 
 
 def check_a_partial_copy_names_the_packs_it_lacks():
-    partial = copy(model, "partial")
-    os.remove(os.path.join(partial, "experts-002.bin"))
-    out = asked("status", partial, code=3)
-    want(out["missing"] == ["experts-002.bin"] and out["records_here"] == out["records"] - 8, f"{out}")
-    want("experts-002.bin" in call("status", partial).stdout, "text")
-    want(rows(partial, code=3)["model"]["level"] == "warn", "doctor")
+    # What is removed, what doctor says, and whether a run of one process works.
+    for names, level, runs in ((["experts-002.bin"], "fail", False), (["dense.bin"], "warn", False),
+                               (["dense.bin", "experts-001.bin"], "fail", False),
+                               (["tokenizer.bin"], "warn", False)):
+        partial = copy(model, "partial")
+        for name in names:
+            os.remove(os.path.join(partial, name))
+        out = asked("status", partial, code=0 if runs else 3)
+        want(out["missing"] == names and not out["ready"], f"{names}: {out}")
+        done = call("status", partial)
+        for name in names:
+            want(done.stdout.count("\nmissing ") == len(names) and name in done.stdout, f"{name} once", done)
+        want(rows(partial, code=1 if level == "fail" else 3)["model"]["level"] == level, f"doctor without {names}")
+        want(any("not whole" in line for line in plan(partial, "--ram", "8G")["advice"]), f"plan without {names}")
+        done = call("run", partial, "--ids", "1,2,3", "-n", 1)
+        want((done.returncode == 0) == runs, f"a run without {names}", done)
+
+
+def check_without_the_mtp_experts_a_copy_runs():
+    source = os.path.join(fixtures, "tiny-fp8")
+    partial = place("no-mtp")
+    want(call("convert", source, partial).returncode == 0, "convert")
+    os.remove(os.path.join(partial, "experts-007.bin"))
+    out = asked("status", partial)
+    want(out["ready"] and out["missing"] == ["experts-007.bin"] and "run it" in out["next"], f"{out}")
+    want("MTP" in rows(partial)["model"]["found"], "doctor")
+    want(call("run", partial, "--ids", "1,2,3", "-n", 1).returncode == 0, "a run")
 
 
 def check_damage_is_found_and_named():
@@ -320,6 +476,10 @@ def check_heat_is_used_once_it_knows_enough():
     open(os.path.join(hot, "heat.bin"), "wb").write(b"not a heat file" * 20)
     want("error" in asked("status", hot, code=3)["heat"], "a broken one is reported")
     want(rows(hot, code=3)["heat"]["level"] == "warn", "doctor")
+    out = plan(hot, "--ram", "8G")
+    want(out["heat"] == "glm-5.2" and "heat.bin" in out["heat_error"] and "reset" in out["heat_error"],
+         f"plan goes on without: {out['heat_error']}")
+    want(any("not used" in line for line in out["advice"]), "and says so")
 
 
 def check_a_plan_books_what_a_run_books():
@@ -371,6 +531,53 @@ def check_what_plan_says_is_enough_is_enough():
     want(done.returncode == 0, "a run with what plan needs", done)
     done = call(*run, out["needed_bytes"] - 1)
     want(done.returncode == 1, "and not with a byte less", done)
+
+
+def check_a_limit_of_the_process_is_what_there_is():
+    limit = 400 << 20
+    small = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))}
+    done = call("plan", model, "--json", **small)
+    if "Sanitizer" in done.stderr:
+        raise Skip("a sanitizer needs more address space than that")
+    want(done.returncode == 0 and json.loads(done.stdout)["machine"]["ram_bytes"] < limit, "plan", done)
+    done = call("doctor", model, **small)
+    want(done.returncode == 3 and "[warn] ulimit" in done.stdout and "ulimit -v" in done.stdout, "doctor", done)
+    done = call("status", glm, "--json", **small)
+    memory = json.loads(done.stdout)["memory"]
+    want(not memory["runs"] and memory["available_bytes"] < limit < memory["least_bytes"], "status", done)
+
+
+def check_a_cgroup_that_leaves_hardly_any_memory_kills_nobody():
+    group = "/sys/fs/cgroup/memory/moesaic-test"  # v1; elsewhere this needs a delegated subtree
+    try:
+        os.makedirs(group, exist_ok=True)
+        open(os.path.join(group, "memory.limit_in_bytes"), "w").write(str(24 << 20))
+    except OSError as why:
+        raise Skip(f"no memory group can be made here: {why}") from why
+    try:
+        small = {"preexec_fn": lambda: open(os.path.join(group, "cgroup.procs"), "w").write(str(os.getpid()))}
+        if "Sanitizer" in call("version", **small).stderr or call("version", **small).returncode != 0:
+            raise Skip("not even version runs in it")
+        done = call("plan", model, "--json", **small)
+        out = json.loads(done.stdout)
+        want(out["fits"] and out["machine"]["ram_bytes"] < 24 << 20, "plan", done)
+        want(out["machine"]["read_rate_source"] == "assumed", "a cache is no memory", done)
+        done = call("doctor", model, **small)
+        want(done.returncode == 3 and "[warn] cgroup" in done.stdout and "0 failures" in done.stdout, "doctor", done)
+        want(call("status", model, **small).returncode == 0, "status")
+        want(call("plan", glm, **small).returncode == 1, "plan of what does not fit")
+    finally:
+        os.rmdir(group)
+
+
+def check_status_says_when_memory_does_not_do():
+    done = call("status", model, "--ram", "1M", "--ctx-size", 512)
+    want(done.returncode == 3 and "too little" in done.stdout and "at least" in done.stdout, "text", done)
+    want("moesaic plan" in done.stdout.splitlines()[-1] and "moesaic run" not in done.stdout, "next", done)
+    out = asked("status", model, "--ram", "1M", "--ctx-size", 512, code=3)
+    least = out["memory"]["least_bytes"]
+    want(plan(model, "--ram", "1M", "--ctx-size", 512, code=1)["needed_bytes"] == least, f"plan agrees: {least}")
+    want(asked("status", model, "--ram", least, "--ctx-size", 512)["ready"], "least is enough")
 
 
 # ---- doctor
@@ -429,8 +636,14 @@ fill = "dd if=/dev/zero of=filler bs=4k >/dev/null 2>&1;"
 def check_a_full_disk_is_warned_of_and_the_model_still_runs():
     done = on_small_disk(f"cp -r {model} m; {fill} {moesaic} doctor m", 8)
     want(done.returncode == 3 and "the disk is full" in done.stdout and "make room" in done.stdout, "doctor", done)
+    want("a filesystem in memory" in done.stdout, "a tmpfs is no disk", done)
     done = on_small_disk(f"cp -r {model} m; {fill} {moesaic} status m", 8)
-    want(done.returncode == 0 and "0 B free" in done.stdout, "status", done)
+    want(done.returncode == 0 and "0 B free: full" in done.stdout, "status", done)
+    done = on_small_disk(f"cp -r {model} m; {fill} {moesaic} plan m --ram 4G", 8)
+    want(done.returncode == 0 and "The disk is full" in done.stdout, "plan", done)
+    done = on_small_disk(f"cp -r {model} m; {fill} echo 1 1 5 > /tmp/usage.$$; {moesaic} heat import m /tmp/usage.$$; "
+                         "code=$?; rm /tmp/usage.$$; exit $code", 8)
+    want(done.returncode == 1 and "make room" in done.stderr and "--heat FILE" in done.stderr, "heat", done)
     done = on_small_disk(f"{fill} {moesaic} doctor", 8)
     want(done.returncode == 3 and "too little to measure" in done.stdout, "doctor without a model", done)
 

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include <cmocka.h>
 
@@ -74,6 +75,27 @@ static void default_limit_is_below_what_the_machine_has(void **state)
     rt_budget_init(&budget, 0);
     assert_true(budget.limit_bytes > 1 << 20);
     assert_true(rt_memory_available_bytes() > 1 << 20);
+}
+
+static void a_limit_of_the_process_counts(void **state)
+{
+    static const int kinds[] = {RLIMIT_AS, RLIMIT_DATA};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+        struct rlimit old, small;
+        uint64_t left;
+
+        assert_int_equal(getrlimit(kinds[i], &old), 0);
+        /* Above what any sanitizer has mapped: only the subtraction is looked at. */
+        small = (struct rlimit){.rlim_cur = (rlim_t)1 << 50, .rlim_max = old.rlim_max};
+        if (small.rlim_max < small.rlim_cur) return;
+        assert_int_equal(setrlimit(kinds[i], &small), 0);
+        left = rt_process_limit_left();
+        assert_int_equal(setrlimit(kinds[i], &old), 0);
+        assert_true(left < (uint64_t)1 << 50);
+        assert_true(left > 0);
+    }
 }
 
 static void sizes_are_read_in_binary_units(void **state)
@@ -171,6 +193,7 @@ int main(void)
         cmocka_unit_test(a_sum_that_wraps_is_refused),
         cmocka_unit_test(print_stays_inside_its_text),
         cmocka_unit_test(default_limit_is_below_what_the_machine_has),
+        cmocka_unit_test(a_limit_of_the_process_counts),
         cmocka_unit_test(sizes_are_read_in_binary_units),
         cmocka_unit_test(what_is_no_size_is_refused_by_name),
         cmocka_unit_test(sizes_are_written_in_decimal_units),

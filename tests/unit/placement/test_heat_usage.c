@@ -98,7 +98,8 @@ static void bad_lines_are_refused_by_number(void **state)
     refuse("-3 0 1\n", RT_EFORMAT, "line 1");
     refuse("-1 x 8\n", RT_EFORMAT, "line 1");
     refuse("-2 x 8\n", RT_EFORMAT, "line 1");
-    refuse("1 0 9007199254740993\n", RT_EFORMAT, "line 1");
+    refuse("1 0 9007199254740993\n", RT_EFORMAT, "up to 2^53, found '1 0 9007199254740993'");
+    refuse("\033[31m\001\xff x\n", RT_EFORMAT, "found '?[31m?? x'");
     refuse("1 0 99999999999999999999999999\n", RT_EFORMAT, "line 1");
     refuse("some other file that is long enough to be cut where it is shown\n", RT_EFORMAT,
            "line 1");

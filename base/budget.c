@@ -31,29 +31,31 @@ static uint64_t machine_available_bytes(void)
 }
 
 /* What a limit of the process leaves beside `used_pages`. */
-static uint64_t left_of_limit(int resource, uint64_t used_pages)
+static uint64_t left_of_limit(const struct rlimit *limit, uint64_t used_pages)
 {
     uint64_t used = used_pages * (uint64_t)sysconf(_SC_PAGESIZE);
-    struct rlimit limit;
 
-    if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return UINT64_MAX;
-    return limit.rlim_cur > used ? limit.rlim_cur - used : 0;
+    if (limit->rlim_cur == RLIM_INFINITY) return UINT64_MAX;
+    return limit->rlim_cur > used ? limit->rlim_cur - used : 0;
 }
 
 uint64_t rt_process_limit_left(void)
 {
-    unsigned long long size = 0, data = 0;
-    uint64_t as, heap;
+    struct rlimit space, data;
+    unsigned long long space_pages = 0, data_pages = 0;
+    uint64_t left, left_data;
     char *text;
     size_t bytes;
 
+    if (getrlimit(RLIMIT_AS, &space) != 0 || getrlimit(RLIMIT_DATA, &data) != 0) return UINT64_MAX;
     if (rt_file_read("/proc/self/statm", MEMINFO_LIMIT_BYTES, &text, &bytes, NULL) != RT_OK)
         return UINT64_MAX;
-    if (sscanf(text, "%llu %*u %*u %*u %*u %llu", &size, &data) != 2) size = data = 0;
+    if (sscanf(text, "%llu %*u %*u %*u %*u %llu", &space_pages, &data_pages) != 2)
+        space_pages = data_pages = 0;
     free(text);
-    as = left_of_limit(RLIMIT_AS, size);
-    heap = left_of_limit(RLIMIT_DATA, data);
-    return as < heap ? as : heap;
+    left = left_of_limit(&space, space_pages);
+    left_data = left_of_limit(&data, data_pages);
+    return left < left_data ? left : left_data;
 }
 
 uint64_t rt_memory_available_bytes(void)

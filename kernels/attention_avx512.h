@@ -11,8 +11,6 @@
 /* From how many heads on the lanes of scores are heads, not positions. */
 enum { KN_HEAD_LANES_MIN = 8 };
 
-#define KN_UNROLL_24 _Pragma("GCC unroll 24")
-
 /* For few heads, and for the indexer. */
 extern const kn_attn_leaves kn_avx512_leaves;
 

@@ -151,24 +151,22 @@ static float peak_ref(void)
 }
 
 #if KN_X86
-#define PEAK_UNROLL _Pragma("GCC unroll 12")
-
 KN_AVX2_FN static float peak_avx2(void)
 {
     const __m256 a = _mm256_set1_ps(0.5F), b = _mm256_set1_ps(1);
     __m256 acc[CHAINS];
 
-    PEAK_UNROLL
+    KN_UNROLL_24
     for (int c = 0; c < CHAINS; c++)
         acc[c] = b;
     for (int i = 0; i < PEAK_STEPS; i++) {
-        PEAK_UNROLL for (int c = 0; c < CHAINS; c++)
+        KN_UNROLL_24 for (int c = 0; c < CHAINS; c++)
         {
             acc[c] = _mm256_fmadd_ps(acc[c], a, b);
             __asm__("" : "+x"(acc[c]));
         }
     }
-    PEAK_UNROLL
+    KN_UNROLL_24
     for (int c = 1; c < CHAINS; c++)
         acc[0] = _mm256_add_ps(acc[0], acc[c]);
     return _mm256_cvtss_f32(acc[0]);
@@ -179,17 +177,17 @@ KN_AVX512_FN static float peak_avx512(void)
     const __m512 a = _mm512_set1_ps(0.5F), b = _mm512_set1_ps(1);
     __m512 acc[CHAINS];
 
-    PEAK_UNROLL
+    KN_UNROLL_24
     for (int c = 0; c < CHAINS; c++)
         acc[c] = b;
     for (int i = 0; i < PEAK_STEPS; i++) {
-        PEAK_UNROLL for (int c = 0; c < CHAINS; c++)
+        KN_UNROLL_24 for (int c = 0; c < CHAINS; c++)
         {
             acc[c] = _mm512_fmadd_ps(acc[c], a, b);
             __asm__("" : "+v"(acc[c]));
         }
     }
-    PEAK_UNROLL
+    KN_UNROLL_24
     for (int c = 1; c < CHAINS; c++)
         acc[0] = _mm512_add_ps(acc[0], acc[c]);
     return _mm512_cvtss_f32(acc[0]);

@@ -14,8 +14,15 @@
 
 #if defined(__x86_64__)
 #define KN_X86 1
-/* On every loop over register arrays: one that stays a loop keeps the array in memory. */
+/* On every loop over register arrays: one that stays a loop keeps the array in memory. clang 14 takes
+ * a count as advice for its last passes, which is too late for that. */
+#if defined(__clang__)
+#define KN_UNROLL _Pragma("clang loop unroll(full)")
+#define KN_UNROLL_24 _Pragma("clang loop unroll(full)")
+#else
 #define KN_UNROLL _Pragma("GCC unroll 8")
+#define KN_UNROLL_24 _Pragma("GCC unroll 24")
+#endif
 /* Instruction sets are switched on per function, never per build: the same binary runs on every
  * x86-64 and a constant folded by the compiler cannot differ between builds. */
 #define KN_AVX2_FN __attribute__((target("avx2,fma,f16c")))

@@ -48,7 +48,7 @@ static rt_status open_heat(en_store *store, const en_store_spec *spec, rt_err *e
     return RT_OK;
 }
 
-/* Reads buffers for records that are owned in part: one for each reader, at most an eighth of the RAM. */
+/* Reads buffers for records that are owned in part: some for each copy, at most an eighth of the RAM. */
 static uint32_t bounce_count(const en_store *store, uint64_t ram_bytes, size_t *bytes)
 {
     uint64_t count;
@@ -60,8 +60,8 @@ static uint32_t bounce_count(const en_store *store, uint64_t ram_bytes, size_t *
     }
     if (*bytes == 0) return 0;
     count = ram_bytes / 8 / *bytes;
-    if (count > (uint64_t)EN_DISK_THREADS * store->copies.count)
-        count = (uint64_t)EN_DISK_THREADS * store->copies.count;
+    if (count > (uint64_t)EN_DISK_BOUNCES * store->copies.count)
+        count = (uint64_t)EN_DISK_BOUNCES * store->copies.count;
     return count < 1 ? 1 : (uint32_t)count;
 }
 

@@ -149,6 +149,8 @@ rt_status en_tier_disk_create(const en_tier_disk_spec *spec, en_tier_disk **out,
     RT_ASSERT(spec->bounces <= EN_BOUNCES_MAX && spec->piece_bytes % MD_RECORD_ALIGN == 0);
     if (disk == NULL) return rt_fail(err, RT_ENOMEM, "disk tier");
     disk->spec = *spec;
+    if (disk->spec.depth == 0) disk->spec.depth = EN_DISK_DEPTH;
+    RT_ASSERT(disk->spec.depth <= EN_DISK_DEPTH);
     memcpy(disk->copies, spec->copies, spec->copy_count * sizeof(*spec->copies));
     for (uint32_t copy = 0; copy < EN_COPIES_MAX; copy++)
         atomic_init(&disk->buffered[copy], spec->buffered);

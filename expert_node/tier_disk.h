@@ -1,10 +1,10 @@
 /* tier_disk.h - the copies of the container and the threads that read experts from them.
  *
- * Records are read in pieces, which are hashed while the next come in. Each disk (device of a pack) has at most
- * two pieces under way: one large O_DIRECT read nearly saturates a device, a second fills the gaps, more
- * only add latency (docs/performance.md). Twice as many threads serve it, so that checking hashes holds up no
- * read; they sleep while nothing is asked. All readers take from one queue, so that a faster disk reads
- * more: that is how mirrors share the load. What is wanted now goes before what a hint foresees.
+ * Records are read in pieces, which are hashed while the next come in. Each disk (device of a pack) has at
+ * most four pieces of 1 MiB under way: two left it waiting now and then, more only add latency
+ * (docs/performance.md). Some more threads than that serve it, so that checking hashes holds up no read; they
+ * sleep while nothing is asked. All readers take from one queue, so that a faster disk reads more: that is
+ * how mirrors share the load. What is wanted now goes before what a hint foresees.
  *
  * A read that fails, or whose bytes do not match the manifest, is tried on the other copies, in
  * ROUNDS rounds. A copy's record that did not match is quarantined with one warning: it is read again
@@ -25,8 +25,9 @@ typedef struct en_tier_disk en_tier_disk;
 
 enum {
     EN_COPIES_MAX = 8,
-    EN_DISK_DEPTH = 2,      /* pieces under way of a disk */
-    EN_DISK_THREADS = 4,    /* of a disk */
+    EN_DISK_DEPTH = 4,      /* pieces under way of a disk */
+    EN_DISK_THREADS = 6,    /* of a disk */
+    EN_DISK_BOUNCES = 3,    /* of a copy: one is read, one hashed, one copied from */
     EN_DISK_READS_MAX = 64, /* asked and not yet taken by en_tier_disk_next */
 };
 
@@ -38,6 +39,7 @@ typedef struct {
     uint32_t bounces; /* buffers of bounce_bytes; at least 1 when a record is owned in part */
     size_t bounce_bytes;
     size_t piece_bytes; /* at least; whole 4 KiB blocks; 0: what suits disks */
+    uint32_t depth;     /* at most EN_DISK_DEPTH; 0: that */
     bool buffered;      /* never O_DIRECT */
 } en_tier_disk_spec;
 

@@ -12,17 +12,20 @@
 #include "base/slab.h"
 #include "expert_node/tier_disk.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <xxhash.h>
 
 enum {
     EN_DEVICES_MAX = 16,
     EN_NOT_HELD = 0xff,
-    EN_BOUNCES_MAX = 32,
-    EN_PIECES_MAX = 32, /* bits of a word */
+    EN_BOUNCES_MAX = 32, /* bits of a word */
+    EN_PIECES_MAX = 32,  /* bits of a word */
     /* Read as fast as whole records are, and hashed in 0.1 ms (docs/performance.md). */
     EN_PIECE_BYTES = 1 << 20,
 };
+
+static_assert((int)EN_DISK_BOUNCES * (int)EN_COPIES_MAX <= (int)EN_BOUNCES_MAX, "a bit for each");
 
 typedef struct en_read_job {
     struct en_read_job *next;
@@ -77,7 +80,7 @@ struct en_tier_disk {
     en_read_job *to_hash[EN_DISK_READS_MAX]; /* a ring: a job may be in a list as well */
     uint32_t to_hash_first, to_hash_count;
     uint32_t bounces_free;              /* bits */
-    uint32_t under_way[EN_DEVICES_MAX]; /* pieces, at most EN_DISK_DEPTH */
+    uint32_t under_way[EN_DEVICES_MAX]; /* pieces, at most spec.depth */
     uint8_t *bad;                       /* owned [copies][records]: quarantined */
     bool closing;
     en_tier_disk_stats stats;

@@ -120,7 +120,7 @@ static en_read_job *take_piece(en_tier_disk *disk, en_job_list *list, uint32_t d
     en_read_job *before = NULL;
     uint32_t copy;
 
-    if (disk->under_way[device] == EN_DISK_DEPTH) return NULL;
+    if (disk->under_way[device] == disk->spec.depth) return NULL;
     for (en_read_job *job = list->first; job != NULL; before = job, job = job->next) {
         if (job->begun ? job->device != device : !can_begin(disk, job, device, &copy)) continue;
         if (!job->begun) begin(disk, job, device, copy);

@@ -16,6 +16,8 @@
 
 #include <cmocka.h>
 
+enum { DEPTH = 2 }; /* one place is held, the other serves the queue */
+
 /* A disk whose reads wait until the gate is open, and are noted in order. Reads at `held` wait for held
  * to be cleared as well: with all but one of a disk's places held, the order is the queue's alone. */
 typedef struct {
@@ -87,7 +89,7 @@ static void open_fixture(fixture *f, bool gated, size_t piece_bytes)
 {
     tiny_model_spec model = tiny_model_default();
     en_tier_disk_spec spec = {
-        .inventory = &f->inventory, .copy_count = 1, .piece_bytes = piece_bytes};
+        .inventory = &f->inventory, .copy_count = 1, .piece_bytes = piece_bytes, .depth = DEPTH};
     const md_container *copies[1];
     rt_err err = {RT_OK, ""};
 
@@ -145,15 +147,14 @@ static void what_is_urgent_is_read_first_and_a_hurried_hint_with_it(void **state
 
     (void)state;
     open_fixture(&f, true, 0);
-    for (uint32_t r = 0; r < EN_DISK_DEPTH; r++)
+    for (uint32_t r = 0; r < DEPTH; r++)
         assert_true(ask(&f, r, true));
-    gate_wait_begun(&f.gate, EN_DISK_DEPTH);
+    gate_wait_begun(&f.gate, DEPTH);
     assert_true(ask(&f, 10, false));
     assert_true(ask(&f, 11, false));
     assert_true(ask(&f, 12, true));
     en_tier_disk_hurry(f.disk, 11);
     en_tier_disk_hurry(f.disk, 77); /* not asked: nothing happens */
-    static_assert(EN_DISK_DEPTH == 2, "one place is held, the other serves the queue");
     gate_hold(&f.gate, offset_of(&f, 1));
     gate_open(&f.gate);
     for (int i = 0; i < 5; i++) {
@@ -163,8 +164,8 @@ static void what_is_urgent_is_read_first_and_a_hurried_hint_with_it(void **state
         seen |= 1ULL << done.tag;
     }
     assert_int_equal(seen, 3 | 7 << 10);
-    assert_int_equal(f.gate.order[EN_DISK_DEPTH + 2], offset_of(&f, 10)); /* the last */
-    assert_false(en_tier_disk_next(f.disk, true, &done, &err));           /* nothing is asked */
+    assert_int_equal(f.gate.order[DEPTH + 2], offset_of(&f, 10)); /* the last */
+    assert_false(en_tier_disk_next(f.disk, true, &done, &err));   /* nothing is asked */
     assert_int_equal(en_tier_disk_get_stats(f.disk).reads, 5);
     assert_int_equal(en_tier_disk_get_stats(f.disk).bytes, 5 * f.bytes);
     close_fixture(&f);
@@ -179,9 +180,9 @@ static void what_has_not_begun_can_be_given_up(void **state)
 
     (void)state;
     open_fixture(&f, true, 0);
-    for (uint32_t r = 0; r < EN_DISK_DEPTH; r++)
+    for (uint32_t r = 0; r < DEPTH; r++)
         assert_true(ask(&f, r, false));
-    gate_wait_begun(&f.gate, EN_DISK_DEPTH);
+    gate_wait_begun(&f.gate, DEPTH);
     assert_true(ask(&f, 20, false));
     assert_true(ask(&f, 21, true));
     en_tier_disk_cancel(f.disk);
@@ -191,7 +192,7 @@ static void what_has_not_begun_can_be_given_up(void **state)
         given_up += done.status == RT_ECANCELED;
     }
     assert_int_equal(given_up, 1);
-    assert_int_equal(f.gate.begun, EN_DISK_DEPTH + 1);
+    assert_int_equal(f.gate.begun, DEPTH + 1);
     close_fixture(&f);
 }
 

@@ -322,6 +322,34 @@ static rt_status compare_fields(json_t *found, json_t *expected, rt_err *err)
     return RT_OK;
 }
 
+/* Before anything that is read with config's sizes: another model's config.json beside the container would
+ * make the first such field look wrong, whatever it is. */
+static rt_status check_shapes(const json_t *root, const md_config *config, rt_err *err)
+{
+    json_t *expected = print_shapes(config), *found = json_object_get(root, "shapes");
+    const char *key;
+    json_t *value;
+    char found_text[160];
+    rt_status status = RT_OK;
+
+    if (expected == NULL) return rt_fail(err, RT_ENOMEM, "out of memory");
+    json_object_foreach(expected, key, value)
+    {
+        const json_t *other = json_object_get(found, key);
+
+        if (!json_is_integer(other) || json_equal(value, other)) continue;
+        show_field(other, found_text, sizeof(found_text));
+        status =
+            rt_fail(err, RT_EFORMAT,
+                    "shapes: expected %s %lld, which config.json has, found %s: one of the two "
+                    "files is another model's",
+                    key, (long long)json_integer_value(value), found_text);
+        break;
+    }
+    json_decref(expected);
+    return status;
+}
+
 rt_status md_description_parse(const char *text, size_t bytes, const md_config *config,
                                md_container_info *info, md_image_stamp *tokenizer, rt_err *err)
 {
@@ -331,7 +359,8 @@ rt_status md_description_parse(const char *text, size_t bytes, const md_config *
     rt_status status;
 
     RT_TRY(md_json_parse_object(text, bytes, MD_DESCRIPTION_NAME, &root, err));
-    status = read_fields(root, config, &parsed, &stamp, err);
+    status = check_shapes(root, config, err);
+    if (status == RT_OK) status = read_fields(root, config, &parsed, &stamp, err);
     if (status != RT_OK) goto done;
     expected = build(config, &parsed, &stamp);
     if (expected == NULL) {

@@ -189,15 +189,17 @@ static const char *suggest_consume(const md_conversion *c, char *text, size_t te
 
 static rt_status check_disk(md_conversion *c, rt_err *err)
 {
-    char needed[32], available[32], hint[128];
+    char needed[32], available[32], short_of[32], hint[128];
 
     RT_TRY(md_disk_space_measure(c->spec->source, c->spec->target, &c->plan, c->source,
                                  c->spec->consume, &c->disk, err));
     if (c->disk.needed_bytes <= c->disk.free_bytes) return RT_OK;
-    return rt_fail(err, RT_ENOSPACE, "%s: needs %s, free are %s%s", c->spec->target,
-                   rt_bytes_format(c->disk.needed_bytes, needed, sizeof(needed)),
-                   rt_bytes_format(c->disk.free_bytes, available, sizeof(available)),
-                   suggest_consume(c, hint, sizeof(hint)));
+    return rt_fail(
+        err, RT_ENOSPACE, "%s: needs %s, free are %s: make %s of room or choose another disk%s",
+        c->spec->target, rt_bytes_format(c->disk.needed_bytes, needed, sizeof(needed)),
+        rt_bytes_format(c->disk.free_bytes, available, sizeof(available)),
+        rt_bytes_format(c->disk.needed_bytes - c->disk.free_bytes, short_of, sizeof(short_of)),
+        suggest_consume(c, hint, sizeof(hint)));
 }
 
 uint64_t md_conversion_memory(const md_conversion *c)

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/slab.h"
+#include "expert_node/gather.h"
 #include "expert_node/sums.h"
 #include "kernels/grid.h"
 #include "model/ffn.h"
@@ -75,6 +76,7 @@ struct en_executor {
     en_execute_stats stats;
     /* Of the frame being computed: */
     const tr_dispatch_view *dispatch;
+    en_gather_source from;
     md_expert_layout layout;
     uint64_t batch_bytes, staged_bytes; /* that the batch touches; of those, not from RAM tier */
 };
@@ -117,10 +119,7 @@ static size_t round_up(size_t bytes)
 
 static size_t gather_bytes(const dimensions *dims)
 {
-    size_t quantised = kn_rows_quant_bytes(dims->block_rows, dims->hidden, dims->group);
-    size_t floats = (size_t)dims->block_rows * dims->hidden * sizeof(float);
-
-    return round_up(quantised > floats ? quantised : floats);
+    return en_gather_bytes(dims->block_rows, dims->hidden, dims->group);
 }
 
 static size_t y_bytes(const dimensions *dims)
@@ -418,79 +417,17 @@ static rt_status take_batch(en_executor *executor, uint32_t *left, rt_err *err)
     return RT_OK;
 }
 
-static kn_rows gather_int8(const en_executor *executor, const choice *const *picked, uint32_t count,
-                           uint8_t *memory)
-{
-    const tr_dispatch_view *dispatch = executor->dispatch;
-    size_t padded = executor->dims.padded, groups = executor->dims.groups;
-    int8_t *q = (int8_t *)memory;
-    float *scale = (float *)(void *)(memory + round_up(count * padded));
-    int32_t *sum = (int32_t *)(void *)((uint8_t *)scale + round_up(count * groups * sizeof(float)));
-
-    for (uint32_t i = 0; i < count; i++) {
-        size_t row = picked[i]->row;
-        memcpy(q + i * padded, dispatch->q + row * padded, padded);
-        memcpy(scale + i * groups, dispatch->scale + row * groups, groups * sizeof(*scale));
-        memcpy(sum + i * groups, executor->group_sums + row * groups, groups * sizeof(*sum));
-    }
-    return (kn_rows){.q = q, .scale = scale, .sum = sum};
-}
-
-static kn_rows gather_f32(const en_executor *executor, const choice *const *picked, uint32_t count,
-                          uint8_t *memory)
-{
-    size_t hidden = executor->dims.hidden;
-    float *f32 = (float *)(void *)memory;
-
-    for (uint32_t i = 0; i < count; i++) {
-        memcpy(f32 + i * hidden, executor->dispatch->f32 + picked[i]->row * hidden,
-               hidden * sizeof(*f32));
-    }
-    return (kn_rows){.f32 = f32};
-}
-
-/* The rows of the picked choices as the kernels want them: in place when they lie side by side in
- * the frame (every decode row does), else copied together. */
-static kn_rows gather(const en_executor *executor, const choice *const *picked, uint32_t count,
-                      uint8_t *memory)
-{
-    const tr_dispatch_view *dispatch = executor->dispatch;
-    const dimensions *dims = &executor->dims;
-    bool int8 = dispatch->head.encoding == TR_ROWS_INT8;
-    size_t first = picked[0]->row;
-    uint32_t run = 1;
-    kn_rows rows;
-
-    while (run < count && picked[run]->row == first + run) {
-        run++;
-    }
-    if (run < count) {
-        rows = int8 ? gather_int8(executor, picked, count, memory)
-                    : gather_f32(executor, picked, count, memory);
-    } else if (int8) {
-        rows = (kn_rows){.q = dispatch->q + first * dims->padded,
-                         .scale = dispatch->scale + first * dims->groups,
-                         .sum = executor->group_sums + first * dims->groups};
-    } else {
-        rows = (kn_rows){.f32 = dispatch->f32 + first * dims->hidden};
-    }
-    rows.rows = count;
-    rows.cols = dims->hidden;
-    rows.group = int8 ? dims->group : 0;
-    rows.f32_stride = int8 ? 0 : dims->hidden;
-    return rows;
-}
-
 /* The choices of a task that want a slice, as bits and as a list; the block's rows may want other
  * slices of the expert. */
 static uint32_t pick(const en_executor *executor, const task *task_now, uint32_t slice,
-                     const choice **picked, uint32_t *count)
+                     const choice **picked, uint32_t *row, uint32_t *count)
 {
     uint32_t bits = 0;
 
     *count = 0;
     for (uint32_t i = task_now->begin; i < task_now->end; i++) {
         if (!(executor->choices[i].slice_mask >> slice & 1)) continue;
+        row[*count] = executor->choices[i].row;
         picked[(*count)++] = &executor->choices[i];
         bits |= UINT32_C(1) << (i - task_now->begin);
     }
@@ -503,7 +440,7 @@ static void run_task(void *context, size_t chunk, uint32_t member)
     const task *task_now = &executor->tasks[chunk];
     member_scratch *scratch = &executor->scratch[member];
     const choice *picked[BLOCK_ROWS];
-    uint32_t gathered = 0;
+    uint32_t row[BLOCK_ROWS], gathered = 0;
     kn_rows rows = {0};
 
     for (uint32_t s = 0; s < executor->layout.slices; s++) {
@@ -511,14 +448,14 @@ static void run_task(void *context, size_t chunk, uint32_t member)
         md_slice slice;
 
         if (!(task_now->slice_mask >> s & 1)) continue;
-        bits = pick(executor, task_now, s, picked, &count);
+        bits = pick(executor, task_now, s, picked, row, &count);
         if (count == 0) continue;
-        if (bits != gathered) rows = gather(executor, picked, count, scratch->rows);
+        if (bits != gathered) rows = en_gather(&executor->from, row, count, scratch->rows);
         gathered = bits;
         slice = md_slice_view(&executor->layout, s, executor->records[task_now->record].slice[s]);
         md_ffn_slice(scratch->y, executor->dims.hidden, &rows, &slice, scratch->ffn);
         for (uint32_t i = 0; i < count; i++) {
-            en_sums_add(executor->sums, member, picked[i]->row,
+            en_sums_add(executor->sums, member, row[i],
                         scratch->y + (size_t)i * executor->dims.hidden, picked[i]->ws);
         }
     }
@@ -574,6 +511,10 @@ rt_status en_execute(en_executor *executor, const tr_dispatch_view *dispatch, ui
     RT_TRY(check_head(executor, &dispatch->head, err));
     RT_TRY(check_entries(executor, dispatch, err));
     executor->dispatch = dispatch;
+    executor->from = (en_gather_source){.dispatch = dispatch,
+                                        .sums = executor->group_sums,
+                                        .hidden = executor->dims.hidden,
+                                        .group = executor->dims.group};
     before = rt_profile_enter(executor->spec.profile, RT_PHASE_COMBINE);
     en_sums_begin(executor->sums, dispatch->head.rows);
     rt_profile_enter(executor->spec.profile, RT_PHASE_DISPATCH);

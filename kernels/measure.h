@@ -64,8 +64,14 @@ RT_MUST_CHECK rt_status kn_measure_product(kn_measure *measure, kn_measure_threa
                                            const kn_qmat *shape, uint32_t rows, kn_measured *out,
                                            rt_err *err);
 
+/* of_peak: the median over all passes of the speed over the peak of fused adds just before and after
+ * the pass, the faster of both. The clock changes within milliseconds when wide registers are busy, so
+ * a peak of another moment would compare clocks. */
 typedef struct {
     kn_measured scores, softmax, values, all;
+    struct {
+        double scores, values, all;
+    } of_peak;
 } kn_measured_attention;
 
 RT_MUST_CHECK rt_status kn_measure_attention(kn_measure *measure,

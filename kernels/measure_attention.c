@@ -6,7 +6,15 @@
 #include "kernels/measure_pool.h"
 #include "kernels/topk.h"
 
-enum { SPREAD = 3 }; /* of SPREAD cached positions one is selected */
+#include <stdlib.h>
+
+enum {
+    SPREAD = 3,          /* of SPREAD cached positions one is selected */
+    PEAK_STEPS = 1 << 15 /* of the peak beside each pass: 50 to 100 us */
+};
+
+/* Marks in the time of a pass. */
+enum { SCORES, SOFTMAX, VALUES, ALL, PARTS };
 
 static void take_least(kn_measured *out, double start)
 {
@@ -45,25 +53,70 @@ static kn_cache_view cache_at(const kn_measure *measure, const caches *c, size_t
     return view;
 }
 
+/* One query row; seconds by part. */
+static void attention_pass(const kn_measure_attention_shape *shape, const kn_cache_view *cache,
+                           const uint32_t *list, const float *q, float *score, float *sum, float *y,
+                           double *seconds)
+{
+    const uint32_t heads = shape->heads, count = shape->positions;
+    double mark[PARTS];
+
+    mark[SCORES] = kn_thread_seconds();
+    kn_attn_scores(score, q, cache->width, heads, cache, list, count, 0.05F);
+    mark[SOFTMAX] = kn_thread_seconds();
+    for (uint32_t h = 0; h < heads; h++)
+        sum[h] = kn_softmax_exp(score + (size_t)h * count, count);
+    mark[VALUES] = kn_thread_seconds();
+    kn_attn_values(y, shape->rank, score, sum, heads, shape->rank, cache, list, count);
+    mark[ALL] = kn_thread_seconds();
+    seconds[ALL] = mark[ALL] - mark[SCORES];
+    for (int i = 0; i < ALL; i++)
+        seconds[i] = mark[i + 1] - mark[i];
+}
+
+static double peak_rate(void)
+{
+    kn_measured burst = kn_peak_burst(PEAK_STEPS);
+
+    return burst.ops / burst.seconds;
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+static double median(double *x, uint32_t n)
+{
+    qsort(x, n, sizeof(*x), compare);
+    return x[n / 2];
+}
+
 rt_status kn_measure_attention(kn_measure *measure, const kn_measure_attention_shape *shape,
                                kn_measured_attention *out, rt_err *err)
 {
-    const uint32_t heads = shape->heads, count = shape->positions;
+    const uint32_t heads = shape->heads, count = shape->positions, passes = measure->spec.passes;
     const uint32_t width = shape->rank + shape->rope_dim;
     size_t score_floats = (size_t)heads * count, q_floats = (size_t)heads * width + 16;
-    size_t out_floats = (size_t)heads * shape->rank;
-    kn_measured_attention best = {.scores = {1e9, 0, 2.0 * heads * width * count},
-                                  .softmax = {1e9, 0, 0},
-                                  .values = {1e9, 0, 2.0 * heads * shape->rank * count}};
+    size_t out_floats = (size_t)heads * shape->rank, ratios = (size_t)PARTS * passes;
+    kn_measured best[PARTS] = {{1e9, 0, 2.0 * heads * width * count},
+                               {1e9, 0, 0},
+                               {1e9, 0, 2.0 * heads * shape->rank * count},
+                               {1e9, 0, 0}};
     rt_slab scratch = {0};
     caches all;
+    double *ratio, peak;
     float *q, *score, *sum, *y;
     uint32_t *list;
 
-    best.all = (kn_measured){1e9, 0, best.scores.ops + best.values.ops};
-    RT_TRY(rt_slab_alloc(sizeof(float) * (score_floats + q_floats + out_floats + heads + count),
+    best[ALL].ops = best[SCORES].ops + best[VALUES].ops;
+    RT_TRY(rt_slab_alloc(sizeof(double) * ratios +
+                             sizeof(float) * (score_floats + q_floats + out_floats + heads + count),
                          &scratch, err));
-    score = scratch.data;
+    ratio = scratch.data;
+    score = (float *)(void *)(ratio + ratios);
     q = score + score_floats;
     y = q + q_floats;
     sum = y + out_floats;
@@ -72,23 +125,26 @@ rt_status kn_measure_attention(kn_measure *measure, const kn_measure_attention_s
     for (uint32_t i = 0; i < count; i++)
         list[i] = i * SPREAD + i % 2;
     all = fill_caches(measure, count * SPREAD, width, shape->bf16, q);
-    for (uint32_t pass = 0; pass < measure->spec.passes; pass++) {
+    peak = peak_rate();
+    for (uint32_t pass = 0; pass < passes; pass++) {
         kn_cache_view cache = cache_at(measure, &all, pass);
-        double start = kn_thread_seconds(), at = start;
+        double seconds[PARTS], after, beside;
 
-        kn_attn_scores(score, q, width, heads, &cache, list, count, 0.05F);
-        take_least(&best.scores, at);
-        at = kn_thread_seconds();
-        for (uint32_t h = 0; h < heads; h++)
-            sum[h] = kn_softmax_exp(score + (size_t)h * count, count);
-        take_least(&best.softmax, at);
-        at = kn_thread_seconds();
-        kn_attn_values(y, shape->rank, score, sum, heads, shape->rank, &cache, list, count);
-        take_least(&best.values, at);
-        take_least(&best.all, start);
+        attention_pass(shape, &cache, list, q, score, sum, y, seconds);
+        after = peak_rate();
+        beside = after > peak ? after : peak;
+        peak = after;
+        for (uint32_t i = 0; i < PARTS; i++) {
+            ratio[i * passes + pass] = best[i].ops / seconds[i] / beside;
+            if (seconds[i] < best[i].seconds) best[i].seconds = seconds[i];
+        }
     }
+    *out = (kn_measured_attention){
+        .scores = best[SCORES], .softmax = best[SOFTMAX], .values = best[VALUES], .all = best[ALL]};
+    out->of_peak.scores = median(ratio + SCORES * passes, passes);
+    out->of_peak.values = median(ratio + VALUES * passes, passes);
+    out->of_peak.all = median(ratio + ALL * passes, passes);
     rt_slab_free(&scratch);
-    *out = best;
     return RT_OK;
 }
 

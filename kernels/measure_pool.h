@@ -26,6 +26,9 @@ double kn_thread_seconds(void);
 double kn_measure_run(kn_measure *measure, kn_measure_threads threads, rt_team_job job,
                       void *context, size_t chunks);
 
+/* One thread that only multiplies and adds, `steps` times 12 registers. */
+kn_measured kn_peak_burst(uint32_t steps);
+
 /* Repeatable values in (-size, size). */
 void kn_measure_fill(float *x, size_t n, float size);
 

@@ -114,6 +114,8 @@ static void attention_counts_scores_and_values(void **state)
     assert_true(m.scores.ops == 2.0 * 5 * 48 * 40 && m.values.ops == 2.0 * 5 * 32 * 40);
     assert_true(m.all.ops == m.scores.ops + m.values.ops);
     assert_true(m.all.seconds >= m.scores.seconds && m.all.seconds < 1);
+    assert_true(m.of_peak.scores > 0 && m.of_peak.values > 0 && m.of_peak.all > 0);
+    assert_true(m.of_peak.all < 2); /* twice the peak means that other things are counted */
     assert_int_equal(kn_measure_index(*state, 3, 32, 100, false, &index, NULL), RT_OK);
     assert_true(index.ops == 2.0 * 3 * 32 * 100 && index.bytes == 100.0 * 32 * 4);
     assert_int_equal(kn_measure_topk(*state, 1000, 10, &topk, NULL), RT_OK);

@@ -257,7 +257,8 @@ static void description_of_another_config_is_refused(void **state)
     config.experts = 16;
     assert_int_equal(md_description_parse(text, strlen(text), &config, &info, &stamp, &err),
                      RT_EFORMAT);
-    assert_non_null(strstr(err.text, "shapes: expected experts 16, which config.json has, found 8"));
+    assert_non_null(
+        strstr(err.text, "shapes: expected experts 16, which config.json has, found 8"));
     config = nano();
     config.layers--; /* fewer values of the grid, too */
     assert_int_equal(md_description_parse(text, strlen(text), &config, &info, &stamp, &err),

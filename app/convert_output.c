@@ -123,8 +123,10 @@ static void print_text(const md_convert_spec *asked, const md_convert_result *re
             fprintf(stderr, " (%llu by the manifest alone)", (number)result->records_absent);
         fprintf(stderr, ", %llu differ; model id %s\n", (number)result->mismatches, id);
     } else if (was_complete(result)) {
-        fprintf(stderr, "%s is complete: %s, model id %s\n", asked->target,
-                size_of(result->target_bytes).text, id);
+        fprintf(
+            stderr,
+            "%s is complete: %s, model id %s; it was not compared with %s (--verify-only does)\n",
+            asked->target, size_of(result->target_bytes).text, id, asked->source);
     } else {
         fprintf(stderr, "%s %s into %s: %llu records (%llu resumed",
                 asked->import ? "imported" : "converted", size_of(result->source_bytes).text,
@@ -181,13 +183,15 @@ static json_t *imported_json(const md_convert_spec *asked, const md_convert_resu
 {
     const md_import_summary *sum = &result->imported;
 
+    json_t *from = asked->indexer_from != NULL ? app_json_text(asked->indexer_from) : json_null();
+
     return json_pack(
-        "{s:{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s?}}", "import", "expert_format",
+        "{s:{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o}}", "import", "expert_format",
         kn_format_name(result->expert_format), "dense_format", kn_format_name(result->dense_format),
         "int8_rows", (json_int_t)sum->int8_rows, "int4_rows", (json_int_t)sum->int4_rows,
         "int4_groups", (json_int_t)sum->int4_groups, "values", (json_int_t)sum->values, "expanded",
         (json_int_t)sum->expanded, "indexer_elsewhere", (json_int_t)sum->indexer_elsewhere,
-        "mtp_elsewhere", (json_int_t)sum->mtp_elsewhere, "indexer_from", asked->indexer_from);
+        "mtp_elsewhere", (json_int_t)sum->mtp_elsewhere, "indexer_from", from);
 }
 
 static int print_json(const char *verb, const md_convert_spec *asked,
@@ -232,10 +236,12 @@ int app_convert_run(const char *verb, const md_convert_spec *asked, uint64_t thr
     if (status != RT_OK) {
         bool resumable = status == RT_ECANCELED && !asked->dry_run && !asked->verify_only;
 
+        char text[sizeof(err.text) + 64];
+
         make_printable(err.text);
-        fprintf(stderr, "moesaic %s: %s%s\n", verb, err.text,
-                resumable ? ": what is done is kept, run again to resume" : "");
-        return APP_EXIT_FAILED;
+        snprintf(text, sizeof(text), "%s%s", err.text,
+                 resumable ? ": what is done is kept, run again to resume" : "");
+        return app_failed(verb, json, text);
     }
     if (asked->dry_run && result.source_bytes > 0)
         print_plan(json ? stderr : stdout, asked, &result);

@@ -159,6 +159,8 @@ rt_status md_conversion_open_source(md_conversion *c, rt_err *err)
         RT_TRY(md_source_open(c->spec->source, known, known_count, &c->source, err));
     if (c->ledger != NULL) RT_TRY(md_conversion_check_gone(c, err));
     RT_TRY(md_plan_resolve(&c->plan, &c->files.config, c->source, err));
+    if (c->spec->import)
+        RT_TRY(md_import_check(&c->plan, &c->files.config, &c->info, c->source, err));
     unused = md_source_unused(c->source, &unknown);
     if (unused > 0)
         rt_log_warn("convert", "%llu tensors of the source are not part of this model, %s for one",
@@ -178,7 +180,7 @@ static const char *suggest_consume(const md_conversion *c, char *text, size_t te
     char needed[32];
 
     text[0] = '\0';
-    if (!c->spec->consume &&
+    if (!c->spec->consume && !c->spec->import &&
         md_disk_space_measure(c->spec->source, c->spec->target, &c->plan, c->source, true,
                               &consuming, NULL) == RT_OK &&
         consuming.needed_bytes <= consuming.free_bytes)
@@ -373,6 +375,7 @@ static rt_status convert(md_conversion *c, rt_team *team, md_convert_result *res
     if (c->spec->dry_run) return RT_OK;
     status = create_target(c, err);
     if (status == RT_OK) status = md_conversion_run_engine(c, team, "convert", &engine, err);
+    if (status == RT_OK) status = md_source_check_unchanged(c->source, err);
     if (status == RT_OK) status = finish(c, err);
     if (status == RT_ENOSPACE) explain_full_disk(c, err);
     if (status != RT_OK) return status;

@@ -61,6 +61,9 @@ rt_status md_directories_check(const char *source, const char *target, rt_err *e
 {
     struct stat from, to;
 
+    if (source[0] == '\0' || target[0] == '\0')
+        return rt_fail(err, RT_EINVAL, "%s: expected the name of a directory, found \"\"",
+                       source[0] == '\0' ? "SOURCE" : "TARGET");
     RT_TRY(check_source(source, &from, err));
     if (stat(target, &to) != 0) {
         if (errno != ENOENT) return rt_fail(err, RT_EIO, "%s: %s", target, strerror(errno));

@@ -188,7 +188,7 @@ typedef struct {
     const md_config *config;
     const md_plan *plan;
     const md_source *source;
-    md_import *import;
+    md_import *import; /* NULL: nothing is counted */
     matrix_class experts, dense;
 } survey;
 
@@ -201,8 +201,9 @@ static bool is_matrix(const md_unit *unit, uint32_t part)
 /* Records that are f32 whatever the formats are; of kv_b the other half decides. */
 static bool is_always_f32(const md_unit *unit)
 {
-    return unit->shape.form == MD_FORM_ROWS || unit->key.kind == MD_UK_T ||
-           unit->key.kind == MD_ROUTER || unit->key.kind == MD_INDEX_WEIGHT;
+    return unit->shape.form == MD_FORM_VECTOR || unit->shape.form == MD_FORM_ROWS ||
+           unit->key.kind == MD_UK_T || unit->key.kind == MD_ROUTER ||
+           unit->key.kind == MD_INDEX_WEIGHT;
 }
 
 static void count_tensor(survey *s, const md_unit *unit, const md_source_matrix *matrix)
@@ -221,10 +222,14 @@ static void count_tensor(survey *s, const md_unit *unit, const md_source_matrix 
         sum->int4_groups++;
 }
 
+static bool is_routed(const md_config *config, const md_unit *unit)
+{
+    return unit->key.kind == MD_EXPERT && unit->key.layer < config->layers;
+}
+
 static void survey_unit(survey *s, const md_unit *unit)
 {
-    bool routed = unit->key.kind == MD_EXPERT && unit->key.layer < s->config->layers;
-    matrix_class *class = routed ? &s->experts : &s->dense;
+    matrix_class *class = is_routed(s->config, unit) ? &s->experts : &s->dense;
 
     for (uint32_t i = 0; i < unit->source_count; i++) {
         const md_source_matrix *matrix = &unit->source[i];
@@ -268,7 +273,9 @@ static rt_status check_unit_groups(const survey *s, const md_container_info *inf
                         : i == MD_UNIT_DOWN ? layout.inter_group
                                             : layout.hidden_group;
 
-        if (matrix->scale_group == 0 || matrix->scale_group % ours == 0) continue;
+        /* An expert's norm may be stored as integers too, but is read as values. */
+        if (!is_matrix(unit, i) || matrix->scale_group == 0 || matrix->scale_group % ours == 0)
+            continue;
         return rt_fail(err, RT_EUNSUPPORTED,
                        "%s has a scale for each %u columns, expected a multiple of %u: convert the "
                        "original checkpoint instead (moesaic convert), or quantise it again with "
@@ -287,6 +294,40 @@ static rt_status survey_all(survey *s, const md_container_info *info, rt_err *er
         choose_format(&s->dense, "matrices but the routed experts", &s->import->dense_format, err));
     for (uint64_t i = 0; i < s->plan->count; i++)
         RT_TRY(check_unit_groups(s, info, &s->plan->units[i], err));
+    return RT_OK;
+}
+
+/* ---- once more, when it is opened to be read ---- */
+
+static bool holds(kn_format format, uint32_t bits)
+{
+    return format == KN_F32 ? bits == 0 : format == KN_Q4F32 ? bits == 4 : bits > 0;
+}
+
+rt_status md_import_check(const md_plan *plan, const md_config *config,
+                          const md_container_info *info, const md_source *source, rt_err *err)
+{
+    const survey s = {.config = config, .plan = plan, .source = source};
+
+    for (uint64_t n = 0; n < plan->count; n++) {
+        const md_unit *unit = &plan->units[n];
+        kn_format format = is_routed(config, unit) ? info->expert_format : info->dense_format;
+
+        if (unit->done) continue;
+        RT_TRY(check_unit_groups(&s, info, unit, err));
+        for (uint32_t i = 0; i < unit->source_count; i++) {
+            const md_source_matrix *matrix = &unit->source[i];
+
+            if (!is_matrix(unit, i) || is_always_f32(unit) || holds(format, matrix->bits) ||
+                md_source_shard_is_other(source, md_source_tensor_shard(source, matrix->weight)))
+                continue;
+            return rt_fail(
+                err, RT_EINVAL,
+                "%s is stored in another way than a moment ago: the source changed while "
+                "it was looked at",
+                md_source_tensor_name(source, matrix->weight));
+        }
+    }
     return RT_OK;
 }
 

@@ -11,6 +11,7 @@
 
 #include "kernels/qmat.h"
 #include "model/config.h"
+#include "model/convert/plan.h"
 
 /* Tensors of the model by how the source stores them, scales not counted. */
 typedef struct {
@@ -33,5 +34,12 @@ typedef struct {
  *           RT_EIO, RT_ENOMEM */
 RT_MUST_CHECK rt_status md_import_look(const char *dir, const char *other, const md_config *config,
                                        md_import *out, rt_err *err);
+
+/* Whether a source that was opened again after the look still fits the formats that were chosen, for all
+ * units that are not done. info: with these formats; plan: resolved.
+ *   Errors  RT_EINVAL  the source changed meanwhile; RT_EUNSUPPORTED as above */
+RT_MUST_CHECK rt_status md_import_check(const md_plan *plan, const md_config *config,
+                                        const md_container_info *info, const md_source *source,
+                                        rt_err *err);
 
 #endif

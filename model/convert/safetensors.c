@@ -185,6 +185,24 @@ static rt_status check_tiling(md_st_file *file, uint64_t data_begin, uint64_t fi
     return RT_OK;
 }
 
+/* The format knows texts only; another value would be passed over by who asks for a text. */
+static rt_status take_metadata(md_st_file *file, json_t *found, rt_err *err)
+{
+    const char *key;
+    json_t *value;
+
+    if (!json_is_object(found))
+        return rt_fail(err, RT_EFORMAT, "%s: __metadata__: expected an object", file->path);
+    json_object_foreach(found, key, value)
+    {
+        if (!json_is_string(value))
+            return rt_fail(err, RT_EFORMAT, "%s: __metadata__: %.60s: expected a text", file->path,
+                           key);
+    }
+    file->metadata = json_incref(found);
+    return RT_OK;
+}
+
 static rt_status parse_entries(md_st_file *file, json_t *root, uint64_t data_begin,
                                uint64_t file_bytes, rt_err *err)
 {
@@ -197,9 +215,7 @@ static rt_status parse_entries(md_st_file *file, json_t *root, uint64_t data_beg
     json_object_foreach(root, name, entry)
     {
         if (strcmp(name, "__metadata__") == 0) {
-            if (!json_is_object(entry))
-                return rt_fail(err, RT_EFORMAT, "%s: __metadata__: expected an object", file->path);
-            file->metadata = json_incref(entry);
+            RT_TRY(take_metadata(file, entry, err));
             continue;
         }
         RT_TRY(parse_tensor(file->path, name, entry, data_begin, file_bytes - data_begin,
@@ -325,6 +341,11 @@ void md_st_release(md_st_file *file)
 const char *md_st_path(const md_st_file *file)
 {
     return file->path;
+}
+
+int md_st_fd(const md_st_file *file)
+{
+    return file->fd;
 }
 
 uint64_t md_st_count(const md_st_file *file)

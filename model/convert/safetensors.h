@@ -50,6 +50,7 @@ void md_st_close(md_st_file *file);
 /* Closes the descriptor and keeps the header: for a file that was deleted. No reads afterwards. */
 void md_st_release(md_st_file *file);
 const char *md_st_path(const md_st_file *file);
+int md_st_fd(const md_st_file *file); /* -1: released, or parsed without a file */
 uint64_t md_st_count(const md_st_file *file);
 const md_st_tensor *md_st_at(const md_st_file *file, uint64_t index);     /* in name order */
 const md_st_tensor *md_st_find(const md_st_file *file, const char *name); /* NULL: not there */

@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 #include "base/file.h"
+#include "base/log.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -25,16 +26,25 @@ static const char index_name[] = "model.safetensors.index.json";
 
 /* ---- shards ---- */
 
-/* A shard's name comes from a file and is deleted with --consume: a plain name or nothing. */
-static bool shard_name_is_plain(const char *name)
+enum {
+    SHARD_NAME_MAX =
+        sizeof(((md_source_shard *)0)->name) - sizeof(MD_SOURCE_OTHER_PREFIX) - 1 /* bytes */
+};
+
+/* What a directory is searched for. */
+static bool is_shard_name(const char *name)
 {
     size_t length = strlen(name);
     static const char suffix[] = ".safetensors";
 
-    return length > sizeof(suffix) - 1 &&
-           length < sizeof(((md_source_shard *)0)->name) - sizeof(MD_SOURCE_OTHER_PREFIX) &&
-           name[0] != '.' && strchr(name, '/') == NULL &&
+    return length > sizeof(suffix) - 1 && name[0] != '.' &&
            strcmp(name + length - (sizeof(suffix) - 1), suffix) == 0;
+}
+
+/* A shard's name comes from a file and is deleted with --consume: a plain name or nothing. */
+static bool shard_name_is_plain(const char *name)
+{
+    return is_shard_name(name) && strlen(name) <= SHARD_NAME_MAX && strchr(name, '/') == NULL;
 }
 
 static bool name_is_other(const char *name)
@@ -68,8 +78,9 @@ static rt_status add_shard(md_source *source, const char *file, bool other, rt_e
     char name[sizeof(((md_source_shard *)0)->name)];
 
     if (!shard_name_is_plain(file))
-        return rt_fail(err, RT_EFORMAT, "%s: \"%.100s\" is not a plain *.safetensors file name",
-                       other ? source->other_dir : source->dir, file);
+        return rt_fail(err, RT_EFORMAT,
+                       "%s: \"%.100s\" is not a plain *.safetensors file name of at most %d bytes",
+                       other ? source->other_dir : source->dir, file, (int)SHARD_NAME_MAX);
     snprintf(name, sizeof(name), "%s%s", other ? MD_SOURCE_OTHER_PREFIX : "", file);
     if (find_shard(source, name) != MD_SOURCE_NONE) return RT_OK;
     if (source->shard_count == MD_SOURCE_SHARDS_MAX)
@@ -106,13 +117,43 @@ static rt_status list_directory(md_source *source, bool other, const char *begin
 
     if (dir == NULL) return rt_fail(err, RT_EIO, "open %s: %s", path, strerror(errno));
     while (status == RT_OK && (entry = readdir(dir)) != NULL) {
-        if (strncmp(entry->d_name, begins, strlen(begins)) != 0 ||
-            !shard_name_is_plain(entry->d_name))
+        if (strncmp(entry->d_name, begins, strlen(begins)) != 0 || !is_shard_name(entry->d_name))
             continue;
         status = add_shard(source, entry->d_name, other, err);
     }
     closedir(dir);
     return status;
+}
+
+static const md_source_shard *find_known(const md_source_shard *known, uint32_t count,
+                                         const char *name)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (strcmp(known[i].name, name) == 0) return &known[i];
+    return NULL;
+}
+
+/* A resumed conversion reads what it began with: a shard of another name may be of another model, whose
+ * tensors would fill in for those that are still to do. In a second directory without an index only more
+ * of a download may have arrived, of which nothing is needed. */
+static rt_status refuse_unknown(md_source *source, const md_source_shard *known,
+                                uint32_t known_count, rt_err *err)
+{
+    uint32_t kept = 0;
+
+    if (known_count == 0) return RT_OK;
+    for (uint32_t i = 0; i < source->shard_count; i++) {
+        const source_shard *shard = &source->shards[i];
+
+        if (find_known(known, known_count, shard->info.name) != NULL)
+            source->shards[kept++] = *shard;
+        else if (!shard->other || source->index != NULL)
+            return rt_fail(err, RT_EINVAL,
+                           "%s: %s is not one of the files that this conversion began with",
+                           shard->other ? source->other_dir : source->dir, shard->info.name);
+    }
+    source->shard_count = kept;
+    return RT_OK;
 }
 
 static int compare_shard(const void *a, const void *b)
@@ -153,6 +194,7 @@ static rt_status list_shards(md_source *source, const md_source_shard *known, ui
         RT_TRY(source->index != NULL ? list_index(source, err)
                                      : list_directory(source, source->foreign, "model", err));
     }
+    RT_TRY(refuse_unknown(source, known, known_count, err));
     for (uint32_t i = 0; i < known_count; i++) {
         bool other = name_is_other(known[i].name);
 
@@ -193,15 +235,7 @@ static rt_status fingerprint(int fd, const char *path, uint64_t bytes, uint64_t 
     return status;
 }
 
-static const md_source_shard *find_known(const md_source_shard *known, uint32_t count,
-                                         const char *name)
-{
-    for (uint32_t i = 0; i < count; i++)
-        if (strcmp(known[i].name, name) == 0) return &known[i];
-    return NULL;
-}
-
-static rt_status measure_shard(const char *path, md_source_shard *shard, bool *is_link, rt_err *err)
+static rt_status measure_shard(const char *path, source_shard *shard, rt_err *err)
 {
     struct stat info;
     rt_status status;
@@ -213,12 +247,55 @@ static rt_status measure_shard(const char *path, md_source_shard *shard, bool *i
     else if (!S_ISREG(info.st_mode))
         status = rt_fail(err, RT_EFORMAT, "%s: expected a regular file", path);
     else {
-        shard->bytes = (uint64_t)info.st_size;
-        status = fingerprint(fd, path, shard->bytes, &shard->fingerprint, err);
+        shard->info.bytes = (uint64_t)info.st_size;
+        shard->measured = info;
+        status = fingerprint(fd, path, shard->info.bytes, &shard->info.fingerprint, err);
     }
     close(fd);
-    *is_link = lstat(path, &info) == 0 && S_ISLNK(info.st_mode);
+    shard->is_link = lstat(path, &info) == 0 && S_ISLNK(info.st_mode);
     return status;
+}
+
+/* Without the inode, which some network filesystems number anew at each open. */
+static bool same_moment(const struct stat *a, const struct stat *b)
+{
+    return a->st_size == b->st_size && a->st_mtim.tv_sec == b->st_mtim.tv_sec &&
+           a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
+}
+
+/* Whether what was read of a shard is what was measured. One that was only touched has its fingerprint
+ * still, which proves little: that is said. */
+static rt_status check_unchanged(const source_shard *shard, rt_err *err)
+{
+    const char *path = md_st_path(shard->file);
+    struct stat now;
+    uint64_t found = 0;
+
+    if (fstat(md_st_fd(shard->file), &now) != 0)
+        return rt_fail(err, RT_EIO, "stat %s: %s", path, strerror(errno));
+    if (same_moment(&now, &shard->measured)) return RT_OK;
+    if ((uint64_t)now.st_size == shard->info.bytes) {
+        RT_TRY(fingerprint(md_st_fd(shard->file), path, shard->info.bytes, &found, err));
+        if (found == shard->info.fingerprint) {
+            rt_log_warn("convert",
+                        "%s was written to or touched meanwhile, and seems to be the same: compare "
+                        "the container with it (--verify-only)",
+                        path);
+            return RT_OK;
+        }
+    }
+    return rt_fail(
+        err, RT_EINVAL,
+        "%s changed while it was read: what was made of it is of neither state. Begin again "
+        "in another TARGET",
+        path);
+}
+
+rt_status md_source_check_unchanged(const md_source *source, rt_err *err)
+{
+    for (uint32_t i = 0; i < source->shard_count; i++)
+        if (md_source_shard_present(source, i)) RT_TRY(check_unchanged(&source->shards[i], err));
+    return RT_OK;
 }
 
 static rt_status open_shard(md_source *source, source_shard *shard, const md_source_shard *known,
@@ -234,13 +311,19 @@ static rt_status open_shard(md_source *source, source_shard *shard, const md_sou
     if (access(path, F_OK) != 0 && errno == ENOENT) {
         if (before == NULL && shard->other) goto done;
         if (before == NULL)
-            status = rt_fail(err, RT_EFORMAT, "%s: the index names %s, which is not there",
+            status = rt_fail(err, RT_EFORMAT,
+                             source->index != NULL ? "%s: the index names %s, which is not there"
+                                                   : "%s: %s leads nowhere: a broken link",
+                             source->dir, shard->info.name);
+        else if (source->foreign && !shard->other)
+            status = rt_fail(err, RT_EINVAL,
+                             "%s: %s is no longer there, which this import began with: put it back",
                              source->dir, shard->info.name);
         else
             shard->info = *before;
         goto done;
     }
-    status = measure_shard(path, &shard->info, &shard->is_link, err);
+    status = measure_shard(path, shard, err);
     if (status != RT_OK) goto done;
     if (before != NULL &&
         (before->bytes != shard->info.bytes || before->fingerprint != shard->info.fingerprint)) {
@@ -250,6 +333,7 @@ static rt_status open_shard(md_source *source, source_shard *shard, const md_sou
         goto done;
     }
     status = md_st_open(path, &shard->file, err);
+    if (status == RT_OK) status = check_unchanged(shard, err);
     if (status == RT_OK && source->foreign && !shard->other)
         status = md_source_take_stamps(source, shard->file, err);
     if (status == RT_OK && !shard->other) source->bytes += shard->info.bytes;
@@ -650,6 +734,7 @@ rt_status md_source_drop(md_source *source, uint32_t shard, rt_err *err)
 
     RT_ASSERT(md_source_shard_present(source, shard));
     item = &source->shards[shard];
+    RT_TRY(check_unchanged(item, err));
     path = shard_path(source, item->info.name);
     if (path == NULL) return rt_fail(err, RT_ENOMEM, "%s", item->info.name);
     if (unlink(path) != 0) status = rt_fail(err, RT_EIO, "delete %s: %s", path, strerror(errno));

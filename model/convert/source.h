@@ -42,7 +42,8 @@ typedef struct {
  *           RT_EFORMAT       a damaged header or index; the index names a file or a tensor that is
  *                            not there; a tensor in two shards; no shard at all
  *           RT_EUNSUPPORTED  fused expert names, a dtype that is not read here
- *           RT_EINVAL        a known shard differs from the one that is there */
+ *           RT_EINVAL        a known shard differs from the one that is there, or changed while it was
+ *                            opened; with known shards, one that is not among them */
 RT_MUST_CHECK rt_status md_source_open(const char *dir, const md_source_shard *known,
                                        uint32_t known_count, md_source **out, rt_err *err);
 void md_source_close(md_source *source);
@@ -56,8 +57,10 @@ typedef struct {
     uint32_t layers;   /* main layers: those after them are MTP layers */
 } md_foreign_spec;
 
-/*   Errors  as md_source_open; RT_EINVAL also when known has shards of a second directory, and there
- *           is none */
+/* A known shard of dir has to be there: nothing deletes it. A second directory without an index may have
+ * more than the known ones, which are ignored.
+ *   Errors  as md_source_open; RT_EINVAL also for a known shard of dir that is not there, and when known
+ *           has shards of a second directory, and there is none */
 RT_MUST_CHECK rt_status md_source_open_foreign(const md_foreign_spec *spec,
                                                const md_source_shard *known, uint32_t known_count,
                                                md_source **out, rt_err *err);
@@ -146,8 +149,13 @@ RT_MUST_CHECK rt_status md_source_read_codes(const md_source *source,
 void md_source_multiply(const md_source_matrix *matrix, uint32_t row_count, const int8_t *q,
                         const float *scales, float *out);
 
+/* Whether the shards that are present are still the files that were opened, by size, time and fingerprint:
+ * what is read while another program writes would be of neither of its states. RT_EINVAL names the one. A
+ * warning when only the time differs. */
+RT_MUST_CHECK rt_status md_source_check_unchanged(const md_source *source, rt_err *err);
+
 /* Deletes a shard's file and closes it, so that its space is free at once. The shard is not present
- * afterwards. RT_EIO. */
+ * afterwards. RT_EIO; RT_EINVAL as above. */
 RT_MUST_CHECK rt_status md_source_drop(md_source *source, uint32_t shard, rt_err *err);
 
 /* Whether deleting the shards would free nothing, because one is a symbolic link (as in a download

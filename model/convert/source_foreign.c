@@ -88,6 +88,17 @@ md_source_place md_source_find_place(const md_source *source, const char *name, 
 
 /* ---- resolving ---- */
 
+/* Bytes in one row, or a row of bytes for each row of the matrix: any other shape says that they lie in
+ * another order, which their number would not show. */
+static rt_status check_row_order(const source_tensor *tensor, uint32_t rows, rt_err *err)
+{
+    const md_st_tensor *st = tensor->tensor;
+
+    if (st->dims < 2 || st->shape[0] == rows || st->shape[0] == 1) return RT_OK;
+    return rt_fail(err, RT_EFORMAT, "%s: expected one dimension, or %u rows, found %llu rows",
+                   tensor->name, rows, (unsigned long long)st->shape[0]);
+}
+
 static rt_status resolve_integers(md_source *source, const source_tensor *weight,
                                   md_source_matrix *matrix, const char *stamp, rt_err *err)
 {
@@ -110,6 +121,8 @@ static rt_status resolve_integers(md_source *source, const source_tensor *weight
                        "%s: expected scales of dtype F32, found %s (mxfp4 and others are not "
                        "imported: convert the original checkpoint instead)",
                        scale_name, md_st_dtype_name(scale->tensor->dtype));
+    RT_TRY(check_row_order(weight, matrix->rows, err));
+    RT_TRY(check_row_order(scale, matrix->rows, err));
     tensor.scale_count = scale->tensor->bytes / sizeof(float);
     RT_TRY(md_foreign_infer(&tensor, &layout, err));
     matrix->scale = (uint32_t)(scale - source->tensors);

@@ -6,11 +6,13 @@
 #include "model/convert/source.h"
 
 #include <jansson.h>
+#include <sys/stat.h>
 
 typedef struct {
     md_source_shard info;
-    md_st_file *file; /* owned; NULL: not there */
-    bool other;       /* of the second directory */
+    md_st_file *file;     /* owned; NULL: not there */
+    struct stat measured; /* when the fingerprint was taken */
+    bool other;           /* of the second directory */
     bool is_link;
     bool dropped; /* deleted by us: the header stays, since tensor names point into it */
 } source_shard;

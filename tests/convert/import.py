@@ -39,7 +39,8 @@ def check(what, condition, shown=""):
 
 
 def call(command, code=0, env=None):
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=dict(ENV, **(env or {})))
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120,
+                          env=dict(ENV, **(env or {})))
     if done.returncode != code:
         failures.append(f"{' '.join(command)}: expected exit {code}, found {done.returncode}: "
                         f"{done.stdout[-300:]} {done.stderr[-500:]}")
@@ -332,6 +333,40 @@ def damage():
         header[gate].update(data_offsets=[0, 1 << 62]), data)[1])
     broken("values among integers", ["down_proj", "one format"], lambda header, data: data, "--keep",
            "experts.3.down_proj")
+    broken("metadata that is no text", ["colibri.fmt", "expected a text"], lambda header, data: (
+        header.update(__metadata__={"colibri.fmt": {gate: "int8-row"}}), data)[1])
+    # A norm may be integers with groups of any size: it has none of ours.
+    norm = "model.layers.0.input_layernorm.weight"
+    folder = make("norm", nano, "--bits", "8")
+
+    def as_integers(header, data):
+        data += bytes(range(16, 48)) + struct.pack("<4f", 0.5, 0.25, 1, 2)
+        end = max(e["data_offsets"][1] for n, e in header.items() if n != norm)
+        header["old." + norm] = header.pop(norm)
+        header[norm] = {"dtype": "U8", "shape": [32], "data_offsets": [end, end + 32]}
+        header[norm + ".qs"] = {"dtype": "F32", "shape": [4], "data_offsets": [end + 32, end + 48]}
+        return data
+    edit(os.path.join(folder, "out-00000.safetensors"), as_integers)
+    result("import", folder, place("norm.moesaic"))
+    packed = np.arange(16, 48, dtype=np.uint8).astype(np.int16)
+    held = rebuild(Container(os.path.join(work, "norm.moesaic")))[norm]
+    check("norm of integers", np.array_equal(held, (np.stack([packed & 15, packed >> 4], 1).reshape(-1) - 8) *
+                                             np.repeat(np.array([0.5, 0.25, 1, 2], F), 16)), held)
+    refused("no TARGET", ["TARGET", "name of a directory"], folder, "")
+    folder = make("long", nano, "--bits", "8")
+    os.rename(os.path.join(folder, "out-00001.safetensors"),
+              os.path.join(folder, "o" * 120 + ".safetensors"))
+    refused("a file's name too long", ["at most 113 bytes"], folder, place("long.moesaic"))
+    os.symlink("nowhere", os.path.join(make("link", nano, "--bits", "8"), "z.safetensors"))
+    refused("a broken link", ["z.safetensors", "broken link"], os.path.join(work, "link"), place("no"))
+    # --json gives an object in any case, whatever the bytes of a name.
+    done = run("import", folder, place("no"), "--json", code=1)
+    check("--json: an error too", "113 bytes" in json.loads(done.stdout or "{}").get("error", ""), done)
+    latin = os.path.join(os.fsencode(work), b"lat\xe9n")
+    shutil.rmtree(latin, ignore_errors=True)
+    shutil.copytree(os.fsencode(nano), latin)
+    found = result("import", os.path.join(work, "bare"), place("latin.moesaic"), "--indexer-from", latin)
+    check("--json: a name that is no UTF-8", found["import"]["indexer_from"].endswith("lat?n"), found)
     # The same tensor twice, and a shard that ends early.
     folder = make("twice", nano, "--bits", "8")
     shutil.copy(os.path.join(folder, "out-00001.safetensors"), os.path.join(folder, "x.safetensors"))
@@ -375,12 +410,55 @@ def interruption():
     done = run("status", target, code=3)
     check("interruption: status says what to do", f"moesaic import SOURCE {target}" in done.stdout,
           done.stdout)
+    # Not with other files of the same config, nor with fewer, although all tensors are there.
+    names = [n for n in sorted(os.listdir(source)) if n.endswith(".safetensors")]
+    renamed = place("renamed")
+    shutil.copytree(source, renamed)
+    for name in names:
+        os.rename(os.path.join(renamed, name), os.path.join(renamed, "x" + name))
+    refused("interruption: other files", ["is not one of the files"], renamed, target)
+    fewer = place("fewer")
+    shutil.copytree(source, fewer)
+    os.remove(os.path.join(fewer, "out-idx-00000.safetensors"))
+    plain = place("plain")  # without an index, so that its files are only more of a download
+    shutil.copytree(wide, plain)
+    os.chmod(plain, 0o755)
+    os.remove(os.path.join(plain, "model.safetensors.index.json"))
+    refused("interruption: a file less", ["out-idx-00000.safetensors", "no longer there"], fewer, target,
+            "--indexer-from", plain)
     resumed = result("import", source, target)
     check("interruption: the same model", resumed["model_id"] == whole, resumed)
 
 
+def change():
+    """A source that is written to while it is read is neither the old nor the new one."""
+    source, target = place("changing"), place("changed")
+    for _ in range(40):
+        shutil.rmtree(source, ignore_errors=True)
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(os.path.join(work, "mixed"), source)
+        process = subprocess.Popen([moesaic, "import", source, target, "--threads", "1"], env=ENV,
+                                   stderr=subprocess.PIPE, text=True)
+        while not os.path.exists(os.path.join(target, "dense.bin")) and process.poll() is None:
+            pass
+        process.send_signal(signal.SIGSTOP)
+        path = os.path.join(source, "out-00001.safetensors")
+        with open(path, "r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            last = file.read(1)[0]
+            file.seek(-1, os.SEEK_END)
+            file.write(bytes([last ^ 16]))
+        process.send_signal(signal.SIGCONT)
+        error = process.communicate()[1]
+        if process.returncode != 0:
+            break
+    check("change: noticed", "out-00001.safetensors changed while it was read" in error, error)
+    check("change: no container", not os.path.exists(os.path.join(target, "moesaic.json")))
+    refused("change: not resumed", ["not the file that this conversion began with"], source, target)
+
+
 if __name__ == "__main__":
-    for step in (formats, runs, reference, views, elsewhere, damage, interruption):
+    for step in (formats, runs, reference, views, elsewhere, damage, interruption, change):
         step()
     for failure in failures:
         print(failure)

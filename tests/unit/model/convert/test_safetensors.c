@@ -99,6 +99,8 @@ static const hostile hostiles[] = {
      "{\"a\":{" ENTRY("U8", "[1]", "0", "1") "},\"a\":{" ENTRY("U8", "[1]", "0", "1") "}}", 1,
      RT_EFORMAT, "header"},
     {"metadata that is no object", "{\"__metadata__\":3}", 0, RT_EFORMAT, "__metadata__"},
+    {"metadata that is no text", "{\"__metadata__\":{\"a\":{}}}", 0, RT_EFORMAT,
+     "a: expected a text"},
     {"an entry that is no object", "{\"a\":[]}", 0, RT_EFORMAT, "a:"},
     {"a name that writes to the terminal", "{\"a\\u001b[31m\":{" ENTRY("U8", "[1]", "0", "1") "}}",
      1, RT_EFORMAT, "control character"},

@@ -7,6 +7,7 @@
 #include "tests/support/safetensors_file.h"
 #include "tests/support/temp_dir.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -463,6 +464,77 @@ static void without_an_index_a_missing_shard_is_still_named(void **state)
     temp_dir_remove(dir);
 }
 
+/* Tensors of another model would fill in for those of a shard that is gone. */
+static void a_resumed_source_has_no_shards_that_it_did_not_begin_with(void **state)
+{
+    st_checkpoint checkpoint = st_checkpoint_load(MOESAIC_FIXTURES, "nano-bf16");
+    char *dir = temp_dir_make(), *first = path_of(dir, "model-00001-of-00002.safetensors");
+    char *renamed = path_of(dir, "model-other.safetensors");
+    md_source_shard known[2];
+    md_source *source = NULL;
+    rt_err err = {0};
+
+    (void)state;
+    st_checkpoint_write(&checkpoint, dir, false);
+    assert_int_equal(md_source_open(dir, NULL, 0, &source, NULL), RT_OK);
+    known[0] = *md_source_shard_at(source, 0);
+    known[1] = *md_source_shard_at(source, 1);
+    md_source_close(source);
+    source = NULL;
+    assert_int_equal(rename(first, renamed), 0);
+    assert_int_equal(md_source_open(dir, known, 2, &source, &err), RT_EINVAL);
+    assert_non_null(strstr(err.text, "model-other.safetensors is not one of the files"));
+    assert_null(source);
+    free(renamed);
+    free(first);
+    st_checkpoint_free(&checkpoint);
+    temp_dir_remove(dir);
+}
+
+static void a_shard_that_changes_while_it_is_read_is_noticed(void **state)
+{
+    st_checkpoint checkpoint = st_checkpoint_load(MOESAIC_FIXTURES, "nano-bf16");
+    const struct timespec long_ago[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
+    char *dir = temp_dir_make(), *path = path_of(dir, "model-00002-of-00002.safetensors");
+    md_source *source = NULL;
+    rt_err err = {0};
+    FILE *file;
+
+    (void)state;
+    st_checkpoint_write(&checkpoint, dir, true);
+    assert_int_equal(utimensat(AT_FDCWD, path, long_ago, 0), 0);
+    assert_int_equal(md_source_open(dir, NULL, 0, &source, NULL), RT_OK);
+    assert_int_equal(md_source_check_unchanged(source, NULL), RT_OK);
+    assert_int_equal(utimensat(AT_FDCWD, path, NULL, 0), 0);
+    assert_int_equal(md_source_check_unchanged(source, NULL), RT_OK); /* only touched */
+    file = fopen(path, "r+b");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, -1, SEEK_END), 0);
+    assert_int_equal(fputc(0x5a, file), 0x5a);
+    assert_int_equal(fclose(file), 0);
+    assert_int_equal(md_source_check_unchanged(source, &err), RT_EINVAL);
+    assert_non_null(strstr(err.text, "model-00002-of-00002.safetensors changed while it was read"));
+    assert_int_equal(md_source_drop(source, 1, &err), RT_EINVAL); /* it is not what was converted */
+    assert_int_equal(access(path, F_OK), 0);
+    assert_int_equal(truncate(path, 100), 0);
+    assert_int_equal(md_source_check_unchanged(source, &err), RT_EINVAL);
+    md_source_close(source);
+    free(path);
+    st_checkpoint_free(&checkpoint);
+    temp_dir_remove(dir);
+}
+
+static void a_shard_with_a_name_too_long_is_not_passed_over(void **state)
+{
+    char *dir = temp_dir_make(), name[200];
+
+    (void)state;
+    snprintf(name, sizeof(name), "model-%0130d.safetensors", 1);
+    write_text(dir, name, "x");
+    expect_refusal(dir, RT_EFORMAT, "is not a plain *.safetensors file name of at most 113 bytes");
+    temp_dir_remove(dir);
+}
+
 static void a_dropped_shard_is_deleted_and_closed(void **state)
 {
     st_checkpoint checkpoint = st_checkpoint_load(MOESAIC_FIXTURES, "nano-bf16");
@@ -535,6 +607,9 @@ int main(void)
         cmocka_unit_test(fused_expert_names_are_named_as_such),
         cmocka_unit_test(a_known_shard_may_be_gone_and_must_not_change),
         cmocka_unit_test(without_an_index_a_missing_shard_is_still_named),
+        cmocka_unit_test(a_resumed_source_has_no_shards_that_it_did_not_begin_with),
+        cmocka_unit_test(a_shard_that_changes_while_it_is_read_is_noticed),
+        cmocka_unit_test(a_shard_with_a_name_too_long_is_not_passed_over),
         cmocka_unit_test(a_dropped_shard_is_deleted_and_closed),
         cmocka_unit_test(shards_that_are_links_are_not_deletable),
     };

@@ -241,6 +241,13 @@ static void what_is_no_such_tensor_is_refused(void **state)
     st_items_remove(&items, "w.qs");
     st_items_add(&items, "w.qs", MD_ST_U8, 0, ROWS, m.q);
     expect_unresolved(&items, RT_EUNSUPPORTED, "expected scales of dtype F32, found U8");
+    /* As many bytes in another order. */
+    st_items_add(&items, "w", MD_ST_U8, COLS, ROWS, m.q);
+    st_items_add(&items, "w.qs", MD_ST_F32, 0, ROWS, m.scales);
+    expect_unresolved(&items, RT_EFORMAT, "w: expected one dimension, or 21 rows, found 67 rows");
+    st_items_add(&items, "w", MD_ST_U8, ROWS, COLS, m.q);
+    st_items_add(&items, "w.qs", MD_ST_F32, 3, 7, m.scales);
+    expect_unresolved(&items, RT_EFORMAT, "w.qs: expected one dimension, or 21 rows, found 3 rows");
     st_items_add(&items, "w", MD_ST_F8_E4M3, ROWS, COLS, m.q);
     expect_unresolved(&items, RT_EUNSUPPORTED, "found F8_E4M3");
     st_items_add(&items, "w", MD_ST_F32, COLS, ROWS, values);
@@ -392,6 +399,57 @@ static void of_the_second_directory_some_shards_are_enough(void **state)
     temp_dir_remove(other);
 }
 
+/* Else what a lost file held of the indexer would come from the second directory, with other bytes. */
+static void a_resumed_import_has_all_files_that_it_began_with(void **state)
+{
+    static const char indexer[] = "model.layers.0.self_attn.indexer.wk.weight";
+    static float values[ROWS * COLS] = {1};
+    char *dir = temp_dir_make(), *other = temp_dir_make();
+    char *lost = rt_path_join(dir, "out-2.safetensors");
+    char *added = rt_path_join(dir, "out-3.safetensors");
+    md_foreign_spec spec = {.dir = dir, .other = other, .layers = LAYERS};
+    md_source_shard known[4];
+    st_items mine = {0}, theirs = {0};
+    md_source *source;
+    rt_err err = {0};
+    uint32_t count;
+
+    (void)state;
+    st_items_add(&mine, "w", MD_ST_F32, ROWS, COLS, values);
+    st_items_add(&theirs, indexer, MD_ST_F32, ROWS, COLS, values);
+    write_items(&mine, dir, "out-1.safetensors");
+    write_items(&theirs, dir, "out-2.safetensors");
+    write_items(&theirs, other, "model-1.safetensors");
+    source = open_ok(dir, other);
+    count = md_source_shard_count(source);
+    assert_int_equal(count, 3);
+    for (uint32_t i = 0; i < count; i++)
+        known[i] = *md_source_shard_at(source, i);
+    md_source_close(source);
+    source = NULL;
+
+    /* More of the second download is not more of the model. */
+    write_items(&mine, other, "model-2.safetensors");
+    assert_int_equal(md_source_open_foreign(&spec, known, count, &source, NULL), RT_OK);
+    assert_int_equal(md_source_shard_count(source), count);
+    md_source_close(source);
+    source = NULL;
+    write_items(&mine, dir, "out-3.safetensors");
+    assert_int_equal(md_source_open_foreign(&spec, known, count, &source, &err), RT_EINVAL);
+    assert_non_null(strstr(err.text, "out-3.safetensors is not one of the files"));
+    assert_int_equal(unlink(added), 0);
+    assert_int_equal(unlink(lost), 0);
+    assert_int_equal(md_source_open_foreign(&spec, known, count, &source, &err), RT_EINVAL);
+    assert_non_null(strstr(err.text, "out-2.safetensors is no longer there"));
+    assert_null(source);
+    temp_dir_remove(other);
+    st_items_free(&theirs);
+    st_items_free(&mine);
+    free(added);
+    free(lost);
+    temp_dir_remove(dir);
+}
+
 static void a_tensor_in_two_files_of_one_directory_is_refused(void **state)
 {
     static float values[ROWS * COLS];
@@ -419,6 +477,7 @@ int main(void)
         cmocka_unit_test(stamps_of_all_files_are_one),
         cmocka_unit_test(the_second_directory_gives_indexer_and_mtp_alone),
         cmocka_unit_test(of_the_second_directory_some_shards_are_enough),
+        cmocka_unit_test(a_resumed_import_has_all_files_that_it_began_with),
         cmocka_unit_test(a_tensor_in_two_files_of_one_directory_is_refused),
     };
 

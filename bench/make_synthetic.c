@@ -197,6 +197,9 @@ static rt_status check_options(const options *o, rt_err *err)
     RT_TRY(check_multiple("inter", o->inter, 64, err));
     RT_TRY(check_multiple("expert-inter", o->expert_inter, 64, err));
     RT_TRY(check_multiple("vocab", o->vocab, 16, err));
+    if (o->seed > INT64_MAX) /* config.json has it, and integers of JSON are read as signed */
+        return rt_fail(err, RT_EINVAL, "--seed: expected at most %" PRId64 ", found %" PRIu64,
+                       INT64_MAX, o->seed);
     if (o->topk * 2 > o->experts)
         return rt_fail(err, RT_EINVAL,
                        "--topk: expected at most half of the %" PRIu64 " experts, found %" PRIu64,
@@ -331,8 +334,8 @@ static void solve_layer(void *context, size_t chunk, uint32_t member)
                                               job->recipe->bias + (size_t)layer * c->experts, NULL);
 }
 
-static rt_status solve_biases(const options *o, synthetic_recipe *recipe, rt_team *team,
-                              rt_err *err)
+static rt_status solve_biases(const options *o, const pl_heat *heat, synthetic_recipe *recipe,
+                              rt_team *team, rt_err *err)
 {
     const md_config *c = &recipe->config;
     uint32_t total = md_config_layers_total(c), count = 0;
@@ -342,19 +345,13 @@ static rt_status solve_biases(const options *o, synthetic_recipe *recipe, rt_tea
                     .first_layer = (uint32_t)o->first_layer,
                     .moe_layer = moe_layer,
                     .status = status};
-    pl_heat *heat = NULL;
 
-    RT_TRY(load_heat(o->usage, &heat, err));
     recipe->bias = calloc((size_t)total * c->experts, sizeof(*recipe->bias));
-    if (recipe->bias == NULL) {
-        pl_heat_free(heat);
-        return rt_fail(err, RT_ENOMEM, "router biases");
-    }
+    if (recipe->bias == NULL) return rt_fail(err, RT_ENOMEM, "router biases");
     for (uint32_t layer = 0; layer < total; layer++)
         if (c->sparse[layer]) moe_layer[count++] = layer;
     job.heat = heat;
     rt_team_run(team, solve_layer, &job, count);
-    pl_heat_free(heat);
     for (uint32_t i = 0; i < count; i++)
         if (status[i] != RT_OK)
             return rt_fail(err, status[i], "router bias of layer %u", moe_layer[i]);
@@ -396,8 +393,8 @@ static rt_status say_size(const synthetic_recipe *recipe, const char *dir, const
     return RT_OK;
 }
 
-static rt_status write_model(const options *o, synthetic_spec *write, synthetic_recipe *recipe,
-                             rt_err *err)
+static rt_status write_model(const options *o, const pl_heat *heat, synthetic_spec *write,
+                             synthetic_recipe *recipe, rt_err *err)
 {
     bool there = false;
 
@@ -407,7 +404,7 @@ static rt_status write_model(const options *o, synthetic_spec *write, synthetic_
         return RT_OK;
     }
     RT_TRY(say_size(recipe, write->dir, "writing", err));
-    RT_TRY(solve_biases(o, recipe, write->team, err));
+    RT_TRY(solve_biases(o, heat, recipe, write->team, err));
     return synthetic_write(write, err);
 }
 
@@ -421,14 +418,19 @@ static void trim(char *dir)
 static rt_status make(const options *o, const char *dir, rt_err *err)
 {
     rt_team_spec team_spec = {.threads = o->threads > 0 ? (uint32_t)o->threads : rt_cpus_usable()};
-    synthetic_recipe *recipe = calloc(1, sizeof(*recipe));
+    synthetic_recipe *recipe;
     text_part text = {0};
     char json[JSON_BYTES];
     rt_team *team = NULL;
+    pl_heat *heat = NULL;
     rt_status status;
 
+    if (dir[0] == '\0')
+        return rt_fail(err, RT_EINVAL, "DIR: expected the name of a directory, found \"\"");
+    recipe = calloc(1, sizeof(*recipe));
     if (recipe == NULL) return rt_fail(err, RT_ENOMEM, "recipe");
     status = check_options(o, err);
+    if (status == RT_OK) status = load_heat(o->usage, &heat, err);
     if (status == RT_OK) status = load_tokenizer(o, &text, err);
     if (status == RT_OK) status = print_config(o, text.eos, json, err);
     if (status == RT_OK) status = make_recipe(o, json, recipe, err);
@@ -444,9 +446,10 @@ static rt_status make(const options *o, const char *dir, rt_err *err)
                                 .team = team,
                                 .quiet = o->quiet};
 
-        status = write_model(o, &write, recipe, err);
+        status = write_model(o, heat, &write, recipe, err);
     }
     rt_team_free(team);
+    pl_heat_free(heat);
     free(text.image);
     free(recipe->bias);
     free(recipe);

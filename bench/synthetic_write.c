@@ -10,11 +10,14 @@
 #include "model/container/manifest.h"
 #include "model/container/pack.h"
 
+#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -25,6 +28,7 @@ enum { SPARE_BYTES = 64 << 20 /* left on the disk, beyond what is written */ };
 typedef struct {
     const synthetic_spec *spec;
     char *part;                 /* DIR.part, owned */
+    int part_fd;                /* owned; locked, so that no other run writes there */
     md_manifest_entry *entries; /* of the whole model, owned */
     uint64_t count;
     md_pack_entry *index; /* of the pack under way, owned: [count] */
@@ -305,6 +309,39 @@ static rt_status seal(const writer *w, rt_err *err)
     return RT_OK;
 }
 
+/* What an interrupted run left may be of other options: packs that this model lacks would stay. */
+static rt_status clear_part(const writer *w, rt_err *err)
+{
+    int fd = dup(w->part_fd);
+    DIR *stream = fd >= 0 ? fdopendir(fd) : NULL;
+    struct dirent *entry;
+
+    if (stream == NULL) {
+        if (fd >= 0) close(fd);
+        return rt_fail(err, RT_EIO, "open %s: %s", w->part, strerror(errno));
+    }
+    while ((entry = readdir(stream)) != NULL) {
+        const char *dot = strrchr(entry->d_name, '.');
+
+        if (dot != NULL && (strcmp(dot, ".bin") == 0 || strcmp(dot, ".json") == 0))
+            (void)unlinkat(w->part_fd, entry->d_name, 0);
+    }
+    closedir(stream);
+    return RT_OK;
+}
+
+static rt_status take_part(writer *w, rt_err *err)
+{
+    if (mkdir(w->part, 0755) != 0 && errno != EEXIST)
+        return rt_fail(err, RT_EIO, "create %s: %s", w->part, strerror(errno));
+    w->part_fd = open(w->part, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (w->part_fd < 0) return rt_fail(err, RT_EIO, "open %s: %s", w->part, strerror(errno));
+    if (flock(w->part_fd, LOCK_EX | LOCK_NB) != 0)
+        return rt_fail(err, RT_EBUSY, "lock %s: %s (another run writes there)", w->part,
+                       strerror(errno));
+    return clear_part(w, err);
+}
+
 static rt_status prepare(writer *w, rt_err *err)
 {
     const synthetic_recipe *recipe = w->spec->recipe;
@@ -324,14 +361,12 @@ static rt_status prepare(writer *w, rt_err *err)
     w->memory = aligned_alloc(64, w->block_bytes * rt_team_size(w->spec->team));
     if (w->index == NULL || w->memory == NULL)
         return rt_fail(err, RT_ENOMEM, "blocks of %zu bytes", w->block_bytes);
-    if (mkdir(w->part, 0755) != 0 && errno != EEXIST)
-        return rt_fail(err, RT_EIO, "create %s: %s", w->part, strerror(errno));
-    return RT_OK;
+    return take_part(w, err);
 }
 
 rt_status synthetic_write(const synthetic_spec *spec, rt_err *err)
 {
-    writer w = {.spec = spec, .status = RT_OK};
+    writer w = {.spec = spec, .part_fd = -1, .status = RT_OK};
     rt_status status;
 
     (void)pthread_mutex_init(&w.lock, NULL);
@@ -345,6 +380,7 @@ rt_status synthetic_write(const synthetic_spec *spec, rt_err *err)
     free(w.memory);
     free(w.index);
     free(w.entries);
+    if (w.part_fd >= 0) close(w.part_fd);
     free(w.part);
     (void)pthread_mutex_destroy(&w.lock);
     return status;

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """bench/make_synthetic as its user meets it: synthetic.py MAKE MOESAIC SOURCE WORKDIR."""
+import fcntl
 import json
 import os
 import shutil
@@ -52,6 +53,30 @@ def check_its_routing_follows_the_real_heat():
     done = call(sys.executable, os.path.join(source, "bench", "check_synthetic.py"), moesaic, model, usage,
                 os.path.join(work, "check"), 2048, 5)
     want(done.returncode == 0 and len(done.stdout.splitlines()) == 4, "coverage of three layers", done)
+
+
+def check_what_cannot_become_a_model_is_refused_before_anything_is_written():
+    other = os.path.join(work, "other")
+    for more, word in ((["--seed", 1 << 63], "--seed"), (["--usage", "/nonexistent"], "/nonexistent"),
+                       (["--dry-run", "--usage", "/nonexistent"], "/nonexistent")):
+        done = synthetic(other, *more)
+        want(done.returncode == 1 and word in done.stderr, word, done)
+    done = synthetic("")
+    want(done.returncode == 1 and "name of a directory" in done.stderr, "no name", done)
+    want(not os.path.exists(other) and not os.path.exists(other + ".part"), "nothing is left")
+
+
+def check_two_runs_do_not_write_one_model():
+    other = os.path.join(work, "locked")
+    os.makedirs(other + ".part")
+    open(os.path.join(other + ".part", "experts-199.bin"), "w").close()  # of a larger model
+    fd = os.open(other + ".part", os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    done = synthetic(other, "--layers", 1)
+    want(done.returncode == 1 and "another run" in done.stderr, "said", done)
+    os.close(fd)
+    done = synthetic(other, "--layers", 1)
+    want(done.returncode == 0 and not os.path.exists(os.path.join(other, "experts-199.bin")), "anew", done)
 
 
 def check_the_same_model_is_not_made_twice():

@@ -22,6 +22,7 @@
 #include "kernels/topk.h"
 #include "model/container/container.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -397,5 +398,9 @@ int main(int argc, char **argv)
         fprintf(stderr, "olmoe: %s\n", err.text);
         return 1;
     }
-    return same && fflush(stdout) == 0 ? 0 : 1;
+    if (fflush(stdout) != 0) {
+        fprintf(stderr, "olmoe: stdout: %s\n", strerror(errno));
+        return 1;
+    }
+    return same ? 0 : 1;
 }

@@ -15,10 +15,13 @@
 #include "model/convert/source.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* ---- The checkpoint ---- */
@@ -193,6 +196,24 @@ static rt_status write_expert(loader *l, const ex_engine *e, md_pack_writer *wri
     return md_pack_write(writer, entry, 0, record, entry->bytes, err);
 }
 
+/* Two first runs at once would write into one file: the second is told so. Once we hold the lock the
+ * name may be gone, the pack being finished and renamed: then it is not ours to write. */
+static rt_status lock_partial(const char *path, int *out, rt_err *err)
+{
+    struct stat mine, named;
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+
+    if (fd < 0) return rt_fail(err, RT_EIO, "create %s: %s", path, strerror(errno));
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &mine) == 0 && stat(path, &named) == 0 &&
+        mine.st_ino == named.st_ino &&
+        ftruncate(fd, 0) == 0) { /* an interrupted run's is begun anew */
+        *out = fd;
+        return RT_OK;
+    }
+    close(fd);
+    return rt_fail(err, RT_EBUSY, "%s: another run is writing the experts: wait for it", path);
+}
+
 /* Written beside its place and renamed when it is whole and durable: an interrupted first run leaves
  * no half a pack to be found by the next. */
 static rt_status write_pack(loader *l, const ex_engine *e, const char *path,
@@ -201,13 +222,16 @@ static rt_status write_pack(loader *l, const ex_engine *e, const char *path,
 {
     md_pack_writer *writer = NULL;
     char *partial = malloc(strlen(path) + sizeof(".partial"));
+    int lock = -1;
     rt_status status;
 
     if (partial == NULL) return rt_fail(err, RT_ENOMEM, "path");
     (void)sprintf(partial, "%s.partial", path);
-    (void)unlink(partial); /* what an interrupted run left is begun anew */
-    fprintf(stderr, "olmoe: first run, writing %" PRIu64 " experts to %s\n", count - 1, path);
-    status = md_pack_create(partial, entries, count, &writer, err);
+    status = lock_partial(partial, &lock, err);
+    if (status == RT_OK) {
+        fprintf(stderr, "olmoe: first run, writing %" PRIu64 " experts to %s\n", count - 1, path);
+        status = md_pack_create(partial, entries, count, &writer, err);
+    }
     for (uint64_t i = 0; status == RT_OK && i < count - 1; i++)
         status = write_expert(l, e, writer, &entries[i], err);
     if (status == RT_OK)
@@ -215,8 +239,9 @@ static rt_status write_pack(loader *l, const ex_engine *e, const char *path,
     if (status == RT_OK) status = md_pack_finish(writer, err);
     if (status == RT_OK && rename(partial, path) != 0)
         status = rt_fail(err, RT_EIO, "rename %s: %s", partial, strerror(errno));
-    if (status != RT_OK && writer != NULL) (void)unlink(partial);
+    if (status != RT_OK && lock >= 0) (void)unlink(partial);
     md_pack_writer_free(writer);
+    if (lock >= 0) close(lock);
     free(partial);
     return status;
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """olmoe.py OLMOE FIXTURE WORK - the example says what transformers says, out of a cache that is too
 small, and says what is wrong with files that are. Each check_* is a claim."""
+import fcntl
 import json
 import os
 import re
@@ -255,6 +256,29 @@ def check_wrong_ids_and_counts_are_refused():
     refuses([fixture, "--ids", "1", "--experts", "q5"], "q5", code=2)
     refuses(["--ids", "1"], code=2)
     want("CHECKPOINT" in run("--help").stdout, "help")
+
+
+def check_two_first_runs_do_not_write_one_pack():
+    path = pack("locked.pack")
+    for name in (path, path + ".partial"):
+        if os.path.exists(name):
+            os.unlink(name)
+    with open(path + ".partial", "wb") as file:
+        file.write(b"of another run")
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        refuses([fixture, "--ids", "65", "--pack", path], "another run is writing")
+        want(os.path.getsize(path + ".partial") == 14, "the other's file is as it was")
+    run(fixture, "--ids", "65", "--pack", path)
+    want(not os.path.exists(path + ".partial"), "begun anew and renamed")
+
+
+def check_tokens_that_cannot_be_written_are_an_error():
+    path = pack("full.pack")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([olmoe, fixture, "--ids", "65", "--pack", path], stdout=full,
+                              stderr=subprocess.PIPE, text=True, timeout=100)
+    want(done.returncode == 1 and "olmoe: stdout: No space" in done.stderr, "said", done)
 
 
 shutil.rmtree(work, ignore_errors=True)

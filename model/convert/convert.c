@@ -362,6 +362,18 @@ static rt_status look_at_target(md_conversion *c, rt_team *team, rt_err *err)
     return md_conversion_resume(c, team, err);
 }
 
+/* Records of a source that changed are of neither of its states, and which of them nobody knows: none
+ * counts, however the run ended. Those of consumed shards do, which were compared before. */
+static rt_status make_records(md_conversion *c, rt_team *team, md_engine_result *out, rt_err *err)
+{
+    rt_status status = md_conversion_run_engine(c, team, "convert", out, err);
+    rt_err why = {0};
+
+    if (md_source_check_unchanged(c->source, &why) != RT_EINVAL) return status;
+    if (!c->spec->consume) RT_TRY(md_ledger_forget(c->ledger, err));
+    return rt_fail(err, RT_EINVAL, "%s", why.text);
+}
+
 static rt_status convert(md_conversion *c, rt_team *team, md_convert_result *result, rt_err *err)
 {
     md_engine_result engine = {0};
@@ -374,8 +386,7 @@ static rt_status convert(md_conversion *c, rt_team *team, md_convert_result *res
     RT_TRY(check_memory(c, team, result, err));
     if (c->spec->dry_run) return RT_OK;
     status = create_target(c, err);
-    if (status == RT_OK) status = md_conversion_run_engine(c, team, "convert", &engine, err);
-    if (status == RT_OK) status = md_source_check_unchanged(c->source, err);
+    if (status == RT_OK) status = make_records(c, team, &engine, err);
     if (status == RT_OK) status = finish(c, err);
     if (status == RT_ENOSPACE) explain_full_disk(c, err);
     if (status != RT_OK) return status;

@@ -433,6 +433,14 @@ rt_status md_ledger_append(md_ledger *ledger, const md_ledger_entry *entries, ui
     return RT_OK;
 }
 
+rt_status md_ledger_forget(md_ledger *ledger, rt_err *err)
+{
+    if (ftruncate(ledger->fd, (off_t)ledger->entries_offset) != 0 || fdatasync(ledger->fd) != 0)
+        return rt_fail(err, RT_EIO, "truncate %s: %s", ledger->path, strerror(errno));
+    ledger->next_number = 0;
+    return RT_OK;
+}
+
 rt_status md_ledger_remove(md_ledger *ledger, rt_err *err)
 {
     rt_status status;

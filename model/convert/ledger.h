@@ -61,6 +61,9 @@ const md_ledger_entry *md_ledger_entries(const md_ledger *ledger, uint64_t *coun
 RT_MUST_CHECK rt_status md_ledger_append(md_ledger *ledger, const md_ledger_entry *entries,
                                          uint64_t count, rt_err *err);
 
+/* Drops all entries, of this run and of those before: their records are converted again. RT_EIO. */
+RT_MUST_CHECK rt_status md_ledger_forget(md_ledger *ledger, rt_err *err);
+
 /* Deletes the file, releases the lock and closes, also on failure: the container is complete. RT_EIO. */
 RT_MUST_CHECK rt_status md_ledger_remove(md_ledger *ledger, rt_err *err);
 

@@ -455,6 +455,13 @@ def change():
     check("change: noticed", "out-00001.safetensors changed while it was read" in error, error)
     check("change: no container", not os.path.exists(os.path.join(target, "moesaic.json")))
     refused("change: not resumed", ["not the file that this conversion began with"], source, target)
+    # When the file is what it was, nothing that was made of the other state counts.
+    with open(path, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last]))
+    redone = result("import", source, target)
+    whole = json.load(open(os.path.join(work, "whole", "moesaic.json")))["model_id"]
+    check("change: all is made again", (redone["model_id"], redone["records_resumed"]) == (whole, 0), redone)
 
 
 if __name__ == "__main__":

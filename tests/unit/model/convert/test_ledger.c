@@ -174,6 +174,27 @@ static void a_torn_tail_is_dropped_and_written_over(void **state)
     }
 }
 
+static void what_is_forgotten_does_not_come_back(void **state)
+{
+    rig *r = *state;
+    md_ledger *ledger = NULL;
+    md_ledger_entry first = entry_of(0);
+
+    create_with(r, 10);
+    assert_int_equal(md_ledger_open(r->dir, false, &ledger, NULL), RT_OK);
+    assert_int_equal(md_ledger_forget(ledger, NULL), RT_OK);
+    md_ledger_close(ledger);
+    assert_int_equal(md_ledger_open(r->dir, false, &ledger, NULL), RT_OK);
+    expect_entries(ledger, 0);
+    assert_int_equal(md_ledger_append(ledger, &first, 1, NULL), RT_OK);
+    assert_int_equal(md_ledger_forget(ledger, NULL), RT_OK);
+    assert_int_equal(md_ledger_append(ledger, &first, 1, NULL), RT_OK);
+    md_ledger_close(ledger);
+    assert_int_equal(md_ledger_open(r->dir, false, &ledger, NULL), RT_OK);
+    expect_entries(ledger, 1);
+    assert_int_equal(md_ledger_remove(ledger, NULL), RT_OK);
+}
+
 static void flip(const char *path, off_t offset)
 {
     int fd = open(path, O_RDWR);
@@ -342,6 +363,7 @@ int main(void)
 #define LEDGER_TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
         LEDGER_TEST(what_was_appended_is_read_back),
+        LEDGER_TEST(what_is_forgotten_does_not_come_back),
         LEDGER_TEST(without_a_file_there_is_no_ledger),
         LEDGER_TEST(a_torn_tail_is_dropped_and_written_over),
         LEDGER_TEST(any_damaged_byte_of_an_entry_drops_that_entry_alone),

@@ -1,5 +1,4 @@
-/* source_internal.h - the table behind source.h, shared by source.c, source_foreign.c and
- * source_read.c. */
+/* source_internal.h - the table behind source.h, shared by the source_*.c files. */
 #ifndef MODEL_CONVERT_SOURCE_INTERNAL_H
 #define MODEL_CONVERT_SOURCE_INTERNAL_H
 
@@ -39,6 +38,21 @@ struct md_source {
     uint32_t own_count; /* of them, without the second directory */
     uint64_t bytes;
 };
+
+/* source_shards.c */
+
+/* The directory in the release's layout: the second one of a foreign source, NULL without one. */
+const char *md_source_release_dir(const md_source *source);
+uint32_t md_source_find_shard(const md_source *source, const char *name); /* MD_SOURCE_NONE */
+
+/* Fills shards with all that there are or that are known, in name order; errors of md_source_open. */
+RT_MUST_CHECK rt_status md_source_list_shards(md_source *source, const md_source_shard *known,
+                                              uint32_t known_count, rt_err *err);
+RT_MUST_CHECK rt_status md_source_open_shard(md_source *source, source_shard *shard,
+                                             const md_source_shard *known, uint32_t known_count,
+                                             rt_err *err);
+
+/* source.c */
 
 /* A tensor of the directory itself, or of the second one; NULL: the table has no such name. */
 source_tensor *md_source_find_tensor(const md_source *source, const char *name, bool other);

@@ -134,8 +134,10 @@ static void print_text(const md_convert_spec *asked, const md_convert_result *re
                 (number)result->records_resumed);
         if (result->records_lost > 0)
             fprintf(stderr, ", %llu converted again", (number)result->records_lost);
-        fprintf(stderr, ") in %.1f s; %llu shards deleted; model id %s\n", result->seconds,
-                (number)result->shards_deleted, id);
+        fprintf(stderr, ") in %.1f s", result->seconds);
+        if (asked->consume)
+            fprintf(stderr, "; %llu shards deleted", (number)result->shards_deleted);
+        fprintf(stderr, "; model id %s\n", id);
     }
     print_imported(stderr, asked, result);
 }

@@ -29,7 +29,7 @@
     X(INDEX, "index", "the choice of positions by the indexer")                                    \
     X(DENSE_MLP, "dense_mlp", "the dense MLP")                                                     \
     X(ROUTER, "router", "the router")                                                              \
-    X(DISPATCH, "dispatch", "frames between the nodes")                                            \
+    X(DISPATCH, "dispatch", "frames to and from the experts")                                      \
     X(COMBINE, "combine", "partial sums of experts")                                               \
     X(SHARED, "shared_expert", "the shared expert")                                                \
     X(EXPERTS_RAM, "experts_ram", "experts in memory")                                             \

@@ -159,6 +159,8 @@ def main():
         sys.exit(__doc__)
     moesaic, fixtures, work = sys.argv[1:4]
     experts = int(sys.argv[4]) if len(sys.argv) == 5 else 8
+    if experts < 2:  # two are chosen for a token
+        sys.exit(f"EXPERTS: expected 2 or more, found {experts}")
     print(f"# {cpu_name()}\n# cpus usable {len(os.sched_getaffinity(0))}")
     print("source,experts_format,threads,source_mb,seconds,cpu_seconds,mb_per_s,mb_per_cpu_s")
     for fp8 in (False, True):

@@ -202,8 +202,8 @@ int main(int argc, char **argv)
     rt_err err = {0};
     rt_status status;
 
-    if (argc > 5 || experts_count < 6 || experts_count > 4096 || passes < 1 || passes > 1000 ||
-        threads < 1 || threads > 1024)
+    if (argc > 5 || variant[0] == '-' || experts_count < 6 || experts_count > 4096 || passes < 1 ||
+        passes > 1000 || threads < 1 || threads > 1024)
         return usage();
     rt_float_env_set();
     spec.passes = (uint32_t)passes;

@@ -224,7 +224,7 @@ int main(int argc, char **argv)
     timing node = {0, 0}, kernel = {0, 0};
     rt_err err = {RT_OK, ""};
 
-    if (argc < 2) {
+    if (argc < 2 || argv[1][0] == '-') {
         fprintf(stderr, "usage: bench_prefill CONTAINER [ROWS [PASSES [THREADS [KERNELS]]]]\n");
         return 2;
     }

@@ -299,7 +299,7 @@ int main(int argc, char **argv)
     md_container *container;
     rt_err err = {RT_OK, ""};
 
-    if (argc < 3) {
+    if (argc < 3 || argv[1][0] == '-') {
         fprintf(stderr,
                 "usage: bench_store CONTAINER USAGE [SHARE [TOKENS [FIRST_LAYER [known]]]]\n");
         return 2;

@@ -49,6 +49,8 @@ def correlation(a, b):
 
 
 def main():
+    if not 5 <= len(sys.argv) <= 7:
+        sys.exit(__doc__.strip())
     moesaic, model, usage, work = sys.argv[1:5]
     tokens = int(sys.argv[5]) if len(sys.argv) > 5 else 1024
     points = float(sys.argv[6]) if len(sys.argv) > 6 else 4

@@ -204,7 +204,9 @@ rt_status md_source_list_shards(md_source *source, const md_source_shard *known,
                          other, err));
     }
     if (source->shard_count == 0)
-        return rt_fail(err, RT_EFORMAT, "%s: no model*.safetensors in it", source->dir);
+        return rt_fail(err, RT_EFORMAT,
+                       "%s: no model*.safetensors in it (moesaic status says what it is)",
+                       source->dir);
     qsort(source->shards, source->shard_count, sizeof(source->shards[0]), compare_shard);
     return RT_OK;
 }

@@ -41,8 +41,9 @@ static void advise_checkpoint(const app_model *model, char *text, size_t text_by
                  "download the FP8 or the BF16 release: weights quantised by \"%s\" are not read",
                  model->quant_method);
     else if (model->shards_missing > 0)
-        snprintf(text, text_bytes, "finish the download: %u of %u weight files are missing (%s)",
-                 model->shards_missing, model->shards, model->first_missing);
+        snprintf(text, text_bytes, "finish the download: %u of %u weight files %s missing (%s)",
+                 model->shards_missing, model->shards, model->shards_missing == 1 ? "is" : "are",
+                 model->first_missing);
     else if (model->first_missing[0] != '\0')
         snprintf(text, text_bytes, "finish the download: %s is missing", model->first_missing);
     else if (model->denied[0] != '\0')

@@ -82,8 +82,11 @@ static void print_efficiency(const app_profile_part *part, const app_profile_rep
     double read = (double)memory_bytes(part);
 
     if (wall <= 0 || thread <= 0) return;
-    fprintf(out, "moesaic: each of %u threads had a processor for %.0f %% of the time\n",
-            report->threads, 100 * thread / wall);
+    if (report->threads == 1)
+        fprintf(out, "moesaic: its thread had");
+    else
+        fprintf(out, "moesaic: each of %u threads had", report->threads);
+    fprintf(out, " a processor for %.0f %% of the time\n", 100 * thread / wall);
     if (report->read_bytes_s <= 0) return;
     read /= report->read_bytes_s;
     fprintf(

@@ -76,8 +76,8 @@ rt_status app_sizes_choose(const app_sizing *sizing, app_sizes *out, rt_err *err
     if (sizing->experts) {
         sizes.expert_scratch_bytes =
             en_executor_bytes(sizing->container, sizing->rows_max, sizes.threads);
-        sizes.experts_least_bytes =
-            en_store_least_bytes(sizing->container, sizing->map, sizing->node, false);
+        sizes.experts_least_bytes = en_store_least_bytes(sizing->container, sizing->map,
+                                                         sizing->node, false, options->scrub);
     }
     if (sizing->attends) {
         if (options->context > longest)

@@ -59,9 +59,9 @@ static void on_grace_over(int number)
     _exit(1);
 }
 
-void rt_stop_waiting_for(const char *whom)
+const char *rt_stop_waiting_for(const char *whom)
 {
-    atomic_store_explicit(&waiting_for, whom, memory_order_relaxed);
+    return atomic_exchange_explicit(&waiting_for, whom, memory_order_relaxed);
 }
 
 void rt_stop_blocking(bool inside)

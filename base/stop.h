@@ -20,9 +20,9 @@ int rt_stop_signal(void); /* the signal's number, 0 if none came */
  * writes one line that names whom on stderr and ends the process with exit code 1.
  *
  * rt_stop_waiting_for: who is waited for ("rank 2 (host a, pid 17)"; borrowed until it is set again),
- * NULL: nobody. rt_stop_blocking: the calls themselves, marked by who makes them. Both cost a store. */
+ * NULL: nobody; gives whom it was before, for who waits inside another's wait. rt_stop_blocking: the calls themselves, marked by who makes them. Both cost a store. */
 enum { RT_STOP_GRACE_MS = 400 };
-void rt_stop_waiting_for(const char *whom);
+const char *rt_stop_waiting_for(const char *whom);
 void rt_stop_blocking(bool inside);
 
 #endif

@@ -38,8 +38,9 @@ static rt_status send_error(en_node *node, uint32_t peer, const tr_frame_header 
 {
     tr_buf *buf;
 
-    rt_log_warn("expert", "%s: %s: %s", tr_link_peer_name(node->link, peer),
-                rt_status_name(err->status), err->text);
+    if (err->status != RT_ECANCELED) /* a stop is no fault */
+        rt_log_warn("expert", "%s: %s: %s", tr_link_peer_name(node->link, peer),
+                    rt_status_name(err->status), err->text);
     if (tr_link_acquire(node->link, TR_ERROR_BYTES_MAX, &buf) != RT_OK) return RT_EPEER;
     buf->length = tr_error_write(buf->data, asked, err->status, err->text);
     return tr_link_send(node->link, peer, buf) == RT_OK ? RT_OK : RT_EPEER;

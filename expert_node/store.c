@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/stop.h"
 #include "expert_node/copies.h"
 #include "expert_node/store_load.h"
 #include "expert_node/tier_disk.h"
@@ -98,6 +99,8 @@ static rt_status open_tiers(en_store *store, const en_store_spec *spec, rt_err *
     if (en_tier_ram_holds_all(&store->ram) && !spec->scrub) {
         en_tier_disk_free(store->disk);
         store->disk = NULL;
+    } else if (en_tier_ram_holds_all(&store->ram)) {
+        en_tier_disk_end_reads(store->disk); /* before the scrub's buffer takes their place */
     } else {
         store->stats.ram_bytes += disk.bounces * disk.bounce_bytes;
     }
@@ -319,6 +322,9 @@ rt_status en_store_take(en_store *store, bool wait, uint32_t *index, en_record *
         if (collect(store, false)) continue;
         if (!wait) return RT_OK;
         if (en_tier_disk_asked(store->disk) == 0) return no_slot(store, err);
+        if (rt_stop_requested())
+            return rt_fail(err, RT_ECANCELED, "stopped by signal %d while reading experts",
+                           rt_stop_signal());
         begin = rt_clock_now(&store->clock);
         collect(store, true);
         store->stats.wait_ns += rt_clock_now(&store->clock) - begin;

@@ -75,9 +75,9 @@ RT_MUST_CHECK rt_status en_store_open(const en_store_spec *spec, en_store **out,
 void en_store_close(en_store *store);
 
 /* The least ram_bytes with which a store of this node opens: all of its records, or the transit slots
- * and the read buffer when those take less. `container` may be a blueprint. */
+ * and the read buffer when those take less; with `scrub` its buffer too. `container` may be a blueprint. */
 uint64_t en_store_least_bytes(const md_container *container, const pl_map *map, uint32_t node,
-                              bool with_mtp);
+                              bool with_mtp, bool scrub);
 
 typedef struct {
     const void *slice[MD_SLICES_MAX]; /* data of each owned slice, NULL for others */
@@ -100,7 +100,8 @@ void en_store_begin(en_store *store, uint32_t layer, const en_want *wants, uint3
  * *index is EN_NONE_READY when all that are left still have to be read.
  *   Errors  RT_EIO, RT_EFORMAT  a wanted record cannot be read from any copy (record, pack, and expected and
  *                               found hash are named)
- *           RT_EBUSY   with wait: every slot is pinned */
+ *           RT_EBUSY   with wait: every slot is pinned
+ *           RT_ECANCELED  with wait: a stop was requested */
 enum { EN_NONE_READY = 0xffffffff };
 RT_MUST_CHECK rt_status en_store_take(en_store *store, bool wait, uint32_t *index, en_record *out,
                                       rt_err *err);

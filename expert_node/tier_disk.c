@@ -38,6 +38,15 @@ void en_jobs_unlink(en_job_list *list, en_read_job *before, en_read_job *job)
     job->next = NULL;
 }
 
+void en_jobs_remove(en_job_list *list, en_read_job *job)
+{
+    en_read_job *before = NULL;
+
+    for (en_read_job *at = list->first; at != job; before = at, at = at->next)
+        RT_ASSERT(at != NULL);
+    en_jobs_unlink(list, before, job);
+}
+
 en_read_job *en_jobs_pop(en_job_list *list)
 {
     en_read_job *job = list->first;
@@ -121,6 +130,9 @@ static rt_status start_readers(en_tier_disk *disk, rt_err *err)
         error = en_disk_start_thread(&self->thread, en_disk_read_loop, self);
         if (error != 0) return rt_fail(err, RT_ENOMEM, "disk reader thread: %s", strerror(error));
         disk->reader_count++;
+        pthread_mutex_lock(&disk->lock);
+        disk->running++;
+        pthread_mutex_unlock(&disk->lock);
     }
     return RT_OK;
 }
@@ -133,7 +145,7 @@ static bool init_sync(en_tier_disk *disk)
     disk->ready = pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC) == 0 &&
                   pthread_mutex_init(&disk->lock, NULL) == 0 &&
                   pthread_cond_init(&disk->work, NULL) == 0 &&
-                  pthread_cond_init(&disk->finished, NULL) == 0 &&
+                  pthread_cond_init(&disk->finished, &monotonic) == 0 &&
                   pthread_cond_init(&disk->quiet, &monotonic) == 0;
     pthread_condattr_destroy(&monotonic);
     return disk->ready;
@@ -185,12 +197,16 @@ fail:
 
 void en_tier_disk_free(en_tier_disk *disk)
 {
+    en_disk_patience patience = {0};
+
     if (disk == NULL) return;
     if (disk->ready) {
         pthread_mutex_lock(&disk->lock);
         disk->closing = true;
         pthread_cond_broadcast(&disk->work);
         pthread_cond_broadcast(&disk->quiet);
+        while (disk->running > 0)
+            en_disk_wait(disk, &patience);
         pthread_mutex_unlock(&disk->lock);
     }
     for (uint32_t i = 0; i < disk->reader_count; i++)
@@ -219,8 +235,12 @@ bool en_tier_disk_ask(en_tier_disk *disk, uint32_t record, void *data, uint32_t 
     pthread_mutex_lock(&disk->lock);
     job = en_jobs_pop(&disk->unused);
     RT_ASSERT(job != NULL);
-    *job = (en_read_job){
-        .data = data, .record = record, .tag = tag, .urgent = urgent, .hash = job->hash};
+    *job = (en_read_job){.data = data,
+                         .record = record,
+                         .tag = tag,
+                         .urgent = urgent,
+                         .asked = true,
+                         .hash = job->hash};
     en_jobs_push(urgent ? &disk->urgent : &disk->later, job);
     /* Not every reader can take every job: another disk's would sleep on. */
     pthread_cond_broadcast(&disk->work);
@@ -236,15 +256,14 @@ uint32_t en_tier_disk_asked(const en_tier_disk *disk)
 
 void en_tier_disk_hurry(en_tier_disk *disk, uint32_t tag)
 {
-    en_read_job *before = NULL;
-
     pthread_mutex_lock(&disk->lock);
-    for (en_read_job *job = disk->later.first; job != NULL; before = job, job = job->next) {
-        if (job->tag != tag) continue;
-        en_jobs_unlink(&disk->later, before, job);
+    for (uint32_t i = 0; i < EN_DISK_READS_MAX; i++) {
+        en_read_job *job = &disk->jobs[i];
+        if (!job->asked || job->urgent || job->tag != tag) continue;
         job->urgent = true;
+        if (job->begun && job->handed == job->pieces) continue; /* in no list until it fails */
+        en_jobs_remove(&disk->later, job);
         en_jobs_push(&disk->urgent, job);
-        break;
     }
     pthread_mutex_unlock(&disk->lock);
 }
@@ -261,6 +280,7 @@ void en_tier_disk_cancel(en_tier_disk *disk)
             continue;
         }
         en_jobs_unlink(&disk->later, before, job);
+        job->asked = false;
         job->status = RT_ECANCELED;
         job->err = (rt_err){RT_ECANCELED, "the read was given up"};
         en_jobs_push(&disk->done, job);
@@ -270,12 +290,13 @@ void en_tier_disk_cancel(en_tier_disk *disk)
 
 bool en_tier_disk_next(en_tier_disk *disk, bool wait, en_disk_done *out, rt_err *err)
 {
+    en_disk_patience patience = {0};
     en_read_job *job;
 
     if (disk->asked == 0) return false;
     pthread_mutex_lock(&disk->lock);
     while (wait && disk->done.first == NULL)
-        pthread_cond_wait(&disk->finished, &disk->lock);
+        en_disk_wait(disk, &patience);
     job = en_jobs_pop(&disk->done);
     if (job != NULL) {
         *out = (en_disk_done){job->tag, job->status};
@@ -286,6 +307,15 @@ bool en_tier_disk_next(en_tier_disk *disk, bool wait, en_disk_done *out, rt_err 
     if (job == NULL) return false;
     disk->asked--;
     return true;
+}
+
+void en_tier_disk_end_reads(en_tier_disk *disk)
+{
+    RT_ASSERT(disk->asked == 0);
+    pthread_mutex_lock(&disk->lock);
+    disk->bounces_free = 0;
+    rt_slab_free(&disk->bounce);
+    pthread_mutex_unlock(&disk->lock);
 }
 
 en_tier_disk_stats en_tier_disk_get_stats(en_tier_disk *disk)

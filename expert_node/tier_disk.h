@@ -8,7 +8,9 @@
  *
  * A read that fails, or whose bytes do not match the manifest, is tried on the other copies, in
  * ROUNDS rounds. A copy's record that did not match is quarantined with one warning: it is read again
- * only when no other copy is left. With one copy a failure is told at once.
+ * only when no other copy is left in the round. With one copy a failure is told at once.
+ *
+ * A disk that does not answer is named in a warning, again and again, and does not hold up a stop.
  *
  * Slices are not read alone: the manifest has one hash for a whole record, and unchecked bytes would
  * break the promise of equal tokens. A record of which only slices are owned passes through a buffer
@@ -40,6 +42,7 @@ typedef struct {
     size_t bounce_bytes;
     size_t piece_bytes; /* at least; whole 4 KiB blocks; 0: what suits disks */
     uint32_t depth;     /* at most EN_DISK_DEPTH; 0: that */
+    uint64_t warn_ns;   /* a wait is told after so long, and again after twice that; 0: 10 s */
     bool buffered;      /* never O_DIRECT */
 } en_tier_disk_spec;
 
@@ -60,7 +63,7 @@ void en_tier_disk_free(en_tier_disk *disk); /* what is not read yet is dropped; 
  */
 bool en_tier_disk_ask(en_tier_disk *disk, uint32_t record, void *data, uint32_t tag, bool urgent);
 uint32_t en_tier_disk_asked(const en_tier_disk *disk);
-/* The read of `tag` has become urgent. */
+/* The read of `tag` has become urgent, also if it has begun and has to be repeated. */
 void en_tier_disk_hurry(en_tier_disk *disk, uint32_t tag);
 /* Gives up what is neither urgent nor begun: next returns it as RT_ECANCELED. */
 void en_tier_disk_cancel(en_tier_disk *disk);
@@ -73,6 +76,9 @@ typedef struct {
 /* The next finished read; false when there is none (with wait: when nothing was asked). err says why
  * status is not RT_OK. */
 bool en_tier_disk_next(en_tier_disk *disk, bool wait, en_disk_done *out, rt_err *err);
+
+/* No record will be asked for any more: gives the read buffers back. Nothing is asked. */
+void en_tier_disk_end_reads(en_tier_disk *disk);
 
 /* Verifies in the background what the disks hold, one record each period_ns while nothing is asked,
  * over all copies again and again; what does not match is quarantined. Takes a buffer of

@@ -14,6 +14,7 @@
 
 #include <assert.h>
 #include <pthread.h>
+#include <time.h>
 #include <xxhash.h>
 
 enum {
@@ -34,6 +35,7 @@ typedef struct en_read_job {
     uint32_t tried; /* copies of this round, as bits */
     uint32_t round;
     bool urgent;
+    bool asked; /* neither unused nor done */
     rt_status status;
     rt_err err;
     /* From the first piece on: */
@@ -73,8 +75,8 @@ struct en_tier_disk {
     uint32_t reader_count;
     uint32_t asked; /* by the owner, not yet returned to it */
     pthread_mutex_t lock;
-    pthread_cond_t work, finished, quiet;
-    bool ready; /* lock and conditions exist */
+    pthread_cond_t work, finished, quiet; /* finished: a read, or a thread at the end */
+    bool ready;                           /* lock and conditions exist */
     /* Under lock: */
     en_job_list urgent, later, done, unused;
     en_read_job *to_hash[EN_DISK_READS_MAX]; /* a ring: a job may be in a list as well */
@@ -83,6 +85,8 @@ struct en_tier_disk {
     uint32_t under_way[EN_DEVICES_MAX]; /* pieces, at most spec.depth */
     uint8_t *bad;                       /* owned [copies][records]: quarantined */
     bool closing;
+    uint32_t running;        /* threads */
+    const char *scrub_waits; /* pack that the scrub reads, else NULL */
     en_tier_disk_stats stats;
     /* Scrub: */
     pthread_t scrubber;
@@ -95,7 +99,8 @@ void en_jobs_push(en_job_list *list, en_read_job *job);
 void en_jobs_push_front(en_job_list *list, en_read_job *job);
 /* Takes `job`, which follows `before` (NULL: it is the first), out of the list. */
 void en_jobs_unlink(en_job_list *list, en_read_job *before, en_read_job *job);
-en_read_job *en_jobs_pop(en_job_list *list); /* NULL: the list is empty */
+void en_jobs_remove(en_job_list *list, en_read_job *job); /* `job` is in it */
+en_read_job *en_jobs_pop(en_job_list *list);              /* NULL: the list is empty */
 
 size_t en_disk_cell(const en_tier_disk *disk, uint32_t copy, uint32_t record);
 md_record en_disk_record_of(const en_tier_disk *disk, uint32_t copy, uint32_t record);
@@ -105,5 +110,18 @@ void en_disk_quarantine(en_tier_disk *disk, uint32_t record, uint32_t copy, cons
 /* A thread with all signals blocked: they are for the main thread. An errno. */
 int en_disk_start_thread(pthread_t *thread, void *(*run)(void *), void *context);
 void *en_disk_read_loop(void *context); /* of an en_disk_reader */
+/* A thread that such a loop was run by is at its end. Under lock. */
+void en_disk_leave(en_tier_disk *disk);
+
+/* What a wait that goes on too long has told already; zeros at first. */
+typedef struct {
+    uint64_t since_ns, told_after_ns;
+} en_disk_patience;
+
+/* Waits until something is finished, or for a while: the caller asks again. A disk may never answer: one
+ * that takes too long is named, and a stop need not wait for it (base/stop.h). Under lock. */
+void en_disk_wait(en_tier_disk *disk, en_disk_patience *patience);
+/* `ns` later. */
+struct timespec en_disk_time_add(struct timespec time, uint64_t ns);
 
 #endif

@@ -6,22 +6,29 @@
 
 enum { ROUNDS = 3 /* over all copies, before a record of several copies is given up */ };
 
-/* A quarantined copy is not read while a sound one is left. Under lock. */
-static bool has_sound_copy(const en_tier_disk *disk, uint32_t record)
-{
-    for (uint32_t copy = 0; copy < disk->spec.copy_count; copy++) {
-        size_t at = en_disk_cell(disk, copy, record);
-        if (disk->where[at] != EN_NOT_HELD && !disk->bad[at]) return true;
-    }
-    return false;
-}
-
-static bool may_read(const en_tier_disk *disk, const en_read_job *job, uint32_t copy)
+/* Whether a copy is held that this round has not tried. Under lock. */
+static bool is_untried(const en_tier_disk *disk, const en_read_job *job, uint32_t copy)
 {
     size_t at = en_disk_cell(disk, copy, job->record);
 
-    if (disk->where[at] == EN_NOT_HELD || (job->tried >> copy & 1)) return false;
-    return !disk->bad[at] || !has_sound_copy(disk, job->record);
+    return disk->where[at] != EN_NOT_HELD && !(job->tried >> copy & 1);
+}
+
+static bool has_sound_copy(const en_tier_disk *disk, const en_read_job *job)
+{
+    for (uint32_t copy = 0; copy < disk->spec.copy_count; copy++)
+        if (is_untried(disk, job, copy) && !disk->bad[en_disk_cell(disk, copy, job->record)])
+            return true;
+    return false;
+}
+
+/* A quarantined copy is not read while a sound one is left in this round: some untried copy may always be
+ * read, whatever the scrub finds out while the job waits in its list. */
+
+static bool may_read(const en_tier_disk *disk, const en_read_job *job, uint32_t copy)
+{
+    if (!is_untried(disk, job, copy)) return false;
+    return !disk->bad[en_disk_cell(disk, copy, job->record)] || !has_sound_copy(disk, job);
 }
 
 static bool needs_bounce(const en_tier_disk *disk, uint32_t record)
@@ -63,6 +70,7 @@ static void settle(en_tier_disk *disk, en_read_job *job, uint32_t copy)
         en_jobs_push_front(job->urgent ? &disk->urgent : &disk->later, job);
         pthread_cond_broadcast(&disk->work);
     } else {
+        job->asked = false;
         en_jobs_push(&disk->done, job);
         pthread_cond_signal(&disk->finished);
     }
@@ -135,13 +143,8 @@ static en_read_job *take_piece(en_tier_disk *disk, en_job_list *list, uint32_t d
 /* Takes a job whose read failed out of its list, where it is while pieces are left. Under lock. */
 static void stop_handing(en_tier_disk *disk, en_read_job *job)
 {
-    en_job_list *list = job->urgent ? &disk->urgent : &disk->later;
-    en_read_job *before = NULL;
-
     if (job->handed == job->pieces) return;
-    for (en_read_job *at = list->first; at != job; before = at, at = at->next)
-        RT_ASSERT(at != NULL);
-    en_jobs_unlink(list, before, job);
+    en_jobs_remove(job->urgent ? &disk->urgent : &disk->later, job);
     job->handed = job->pieces;
 }
 
@@ -263,6 +266,7 @@ void *en_disk_read_loop(void *context)
         else
             pthread_cond_wait(&disk->work, &disk->lock);
     }
+    en_disk_leave(disk);
     pthread_mutex_unlock(&disk->lock);
     return NULL;
 }

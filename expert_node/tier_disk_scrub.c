@@ -24,20 +24,15 @@ static void scrub_one(en_tier_disk *disk, uint32_t copy, uint32_t record)
     rt_err err = {RT_OK, ""};
     rt_status status;
 
+    disk->scrub_waits = about.pack;
     pthread_mutex_unlock(&disk->lock);
     status =
         en_disk_read(&disk->spec.ops, &about, disk->scrub_buffer.data, &disk->buffered[copy], &err);
     pthread_mutex_lock(&disk->lock);
+    disk->scrub_waits = NULL;
     disk->stats.scrubbed++;
     if (status == RT_EFORMAT) en_disk_quarantine(disk, record, copy, &err);
     if (status == RT_EIO) rt_log_warn("disk", "scrub: %s", err.text);
-}
-
-static void add_ns(struct timespec *time, uint64_t ns)
-{
-    ns += (uint64_t)time->tv_nsec;
-    time->tv_sec += (time_t)(ns / 1000000000U);
-    time->tv_nsec = (long)(ns % 1000000000U);
 }
 
 static void *scrub_loop(void *context)
@@ -58,9 +53,10 @@ static void *scrub_loop(void *context)
             at = (at + 1) % cells;
         }
         clock_gettime(CLOCK_MONOTONIC, &until);
-        add_ns(&until, disk->scrub_period_ns);
+        until = en_disk_time_add(until, disk->scrub_period_ns);
         if (!disk->closing) pthread_cond_timedwait(&disk->quiet, &disk->lock, &until);
     }
+    en_disk_leave(disk);
     pthread_mutex_unlock(&disk->lock);
     return NULL;
 }
@@ -76,5 +72,8 @@ rt_status en_tier_disk_scrub(en_tier_disk *disk, uint64_t period_ns, rt_err *err
     error = en_disk_start_thread(&disk->scrubber, scrub_loop, disk);
     if (error != 0) return rt_fail(err, RT_ENOMEM, "scrub thread: %s", strerror(error));
     disk->scrubbing = true;
+    pthread_mutex_lock(&disk->lock);
+    disk->running++;
+    pthread_mutex_unlock(&disk->lock);
     return RT_OK;
 }

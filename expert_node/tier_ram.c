@@ -99,11 +99,11 @@ rt_status en_ram_plan_make(const en_inventory *inventory, uint64_t budget_bytes,
 }
 
 uint64_t en_store_least_bytes(const md_container *container, const pl_map *map, uint32_t node,
-                              bool with_mtp)
+                              bool with_mtp, bool scrub)
 {
     const md_config *config = md_container_config(container);
     uint32_t layers = with_mtp ? md_config_layers_total(config) : config->layers;
-    uint64_t total = 0, largest = 0, bounce = 0, least;
+    uint64_t total = 0, largest = 0, bounce = 0, record = 0, least;
 
     for (uint32_t layer = 0; layer < layers; layer++) {
         md_expert_layout layout;
@@ -114,12 +114,13 @@ uint64_t en_store_least_bytes(const md_container *container, const pl_map *map, 
             size_t bytes = en_slices_bytes(&layout, mask);
             total += bytes;
             if (bytes > largest) largest = bytes;
+            if (mask != 0 && layout.record_bytes > record) record = layout.record_bytes;
             if (mask != 0 && mask != en_all_slices(&layout) && layout.record_bytes > bounce)
                 bounce = layout.record_bytes;
         }
     }
     least = largest * PL_TRANSIT_LEAST + bounce;
-    return total < least ? total : least;
+    return (total < least ? total : least) + (scrub ? record : 0);
 }
 
 void en_ram_plan_fini(en_ram_plan *plan)

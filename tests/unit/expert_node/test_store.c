@@ -6,9 +6,11 @@
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
 
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -285,22 +287,41 @@ static void a_store_opens_with_its_least_bytes_and_not_with_less(void **state)
     static const struct {
         pl_mode mode;
         uint32_t nodes;
-    } cases[] = {{PL_WHOLE, 1}, {PL_SLICED, 2}, {PL_WHOLE, EXPERTS}};
+        bool scrub;
+    } cases[] = {{PL_WHOLE, 1, false},      {PL_SLICED, 2, false}, {PL_WHOLE, EXPERTS, false},
+                 {PL_WHOLE, 1, true},       {PL_SLICED, 2, true},  {PL_WHOLE, EXPERTS, true},
+                 {PL_SLICED, EXPERTS, true}};
     tiny_model_spec spec = tiny_model_default();
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         en_store *store = NULL;
         rt_err err = {RT_OK, ""};
+        en_store_spec store_spec;
         uint64_t least;
         fixture f;
 
         open_fixture(&f, &spec, cases[i].mode, cases[i].nodes);
-        least = en_store_least_bytes(f.container, f.map, 0, false);
+        least = en_store_least_bytes(f.container, f.map, 0, false, cases[i].scrub);
         assert_true(least > 0);
-        assert_int_equal(open_store(&f, 0, least - 1, &store, &err), RT_ENOMEM);
-        assert_int_equal(open_store(&f, 0, least, &store, &err), RT_OK);
+        store_spec = (en_store_spec){.container = f.container,
+                                     .map = f.map,
+                                     .ram_bytes = least - 1,
+                                     .scrub = cases[i].scrub,
+                                     .quiet = true};
+        assert_int_equal(en_store_open(&store_spec, &store, &err), RT_ENOMEM);
+        store_spec.ram_bytes = least;
+        assert_int_equal(en_store_open(&store_spec, &store, &err), RT_OK);
+        assert_true(en_store_get_stats(store).ram_bytes <= least);
         en_store_close(store);
+        /* From there on every budget opens and is kept, also where all records just fit. */
+        for (size_t step = MD_RECORD_ALIGN;
+             store_spec.ram_bytes < least + record_bytes(&f) * (RECORDS + 2);
+             store_spec.ram_bytes += step) {
+            assert_int_equal(en_store_open(&store_spec, &store, &err), RT_OK);
+            assert_true(en_store_get_stats(store).ram_bytes <= store_spec.ram_bytes);
+            en_store_close(store);
+        }
         close_fixture(&f);
     }
 }
@@ -504,20 +525,41 @@ static void a_pack_that_shrinks_gives_a_read_error(void **state)
     close_fixture(&f);
 }
 
+/* A disk that does not answer until it may. */
+static ssize_t held_pread(void *context, int fd, void *data, size_t bytes, off_t offset)
+{
+    while (!atomic_load((atomic_bool *)context))
+        sched_yield();
+    return pread(fd, data, bytes, offset);
+}
+
 /* Last in the group: the request to stop stays for the whole process. */
-static void a_stop_ends_the_loading(void **state)
+static void a_stop_ends_the_loading_and_the_wait_for_a_disk(void **state)
 {
     tiny_model_spec spec = tiny_model_default();
+    atomic_bool answers = true;
+    en_disk_ops ops = {held_pread, &answers};
+    en_store_spec held = {.disk = &ops, .quiet = true};
     fixture f;
-    en_store *store = NULL;
+    en_store *waiting, *store = NULL;
+    en_record record;
     rt_err err = {RT_OK, ""};
 
     (void)state;
     open_fixture(&f, &spec, PL_WHOLE, 1);
+    held.container = f.container;
+    held.map = f.map;
+    held.ram_bytes = 3 * record_bytes(&f);
+    assert_int_equal(en_store_open(&held, &waiting, &err), RT_OK);
+    atomic_store(&answers, false);
     rt_stop_install();
     assert_int_equal(raise(SIGTERM), 0);
     assert_int_equal(open_store(&f, 0, UINT64_MAX, &store, &err), RT_ECANCELED);
     assert_null(store);
+    assert_int_equal(en_store_acquire(waiting, 2, 7, &record, &err), RT_ECANCELED);
+    assert_non_null(strstr(err.text, "stopped by signal"));
+    atomic_store(&answers, true);
+    en_store_close(waiting);
     close_fixture(&f);
 }
 
@@ -540,7 +582,7 @@ int main(void)
         cmocka_unit_test(a_damaged_resident_record_fails_the_start),
         cmocka_unit_test(a_damaged_staged_record_fails_each_time_and_no_other),
         cmocka_unit_test(a_pack_that_shrinks_gives_a_read_error),
-        cmocka_unit_test(a_stop_ends_the_loading),
+        cmocka_unit_test(a_stop_ends_the_loading_and_the_wait_for_a_disk),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,7 @@
 /* test_tier_disk.c - the order of reads, what is given up, and what the background verifies. */
-#include "expert_node/tier_disk.h"
+#include "expert_node/tier_disk_internal.h"
 
+#include "base/stop.h"
 #include "tests/support/expert_rig.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
@@ -9,9 +10,11 @@
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -24,8 +27,9 @@ typedef struct {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     bool open;
-    off_t held;    /* 0: none */
-    off_t failing; /* reads there give EIO; 0: none */
+    off_t held;     /* 0: none */
+    off_t failing;  /* reads there give EIO; 0: none */
+    int failing_fd; /* only of this descriptor; 0: of any */
     uint32_t begun;
     off_t order[256];
 } gate;
@@ -40,7 +44,7 @@ static ssize_t gated_pread(void *context, int fd, void *data, size_t bytes, off_
     pthread_cond_broadcast(&g->changed);
     while (!g->open || (g->held != 0 && g->held == offset))
         pthread_cond_wait(&g->changed, &g->lock);
-    fails = g->failing != 0 && g->failing == offset;
+    fails = g->failing != 0 && g->failing == offset && (g->failing_fd == 0 || g->failing_fd == fd);
     pthread_mutex_unlock(&g->lock);
     if (fails) {
         errno = EIO;
@@ -76,6 +80,7 @@ static void gate_open(gate *g)
 typedef struct {
     char *dir;
     md_container *container;
+    md_container *mirror; /* NULL: none */
     pl_map *map;
     en_inventory inventory;
     en_tier_disk *disk;
@@ -84,21 +89,35 @@ typedef struct {
     size_t bytes;
 } fixture;
 
-/*   piece_bytes  0: a record is one piece */
-static void open_fixture(fixture *f, bool gated, size_t piece_bytes)
+static char *model_of_parent; /* NULL outside of a child */
+
+static char *build_model(void)
 {
     tiny_model_spec model = tiny_model_default();
-    en_tier_disk_spec spec = {
-        .inventory = &f->inventory, .copy_count = 1, .piece_bytes = piece_bytes, .depth = DEPTH};
-    const md_container *copies[1];
+
+    model.experts = 80;
+    return tiny_model_build(&model);
+}
+
+/*   piece_bytes  0: a record is one piece
+ *   mirrored     a second copy, and a disk that reads one piece at a time */
+static void open_copies(fixture *f, bool gated, size_t piece_bytes, bool mirrored)
+{
+    en_tier_disk_spec spec = {.inventory = &f->inventory,
+                              .copy_count = mirrored ? 2 : 1,
+                              .piece_bytes = piece_bytes,
+                              .depth = mirrored ? 1 : DEPTH};
+    const md_container *copies[2];
     rt_err err = {RT_OK, ""};
 
     memset(f, 0, sizeof(*f));
-    model.experts = 80;
-    f->dir = tiny_model_build(&model);
+    f->dir = model_of_parent;
+    if (f->dir == NULL) f->dir = build_model();
     assert_int_equal(md_container_open(f->dir, &f->container, &err), RT_OK);
+    if (mirrored) assert_int_equal(md_container_open(f->dir, &f->mirror, &err), RT_OK);
     f->map = expert_rig_map(f->container, PL_WHOLE, 1, false);
     copies[0] = f->container;
+    copies[1] = f->mirror;
     assert_int_equal(en_inventory_init(&f->inventory, copies, 1, f->map, 0, false, &err), RT_OK);
     f->bytes = en_inventory_record_bytes(&f->inventory, 0);
     f->data = aligned_alloc(MD_RECORD_ALIGN, (EN_DISK_READS_MAX + 1) * f->bytes);
@@ -111,11 +130,17 @@ static void open_fixture(fixture *f, bool gated, size_t piece_bytes)
     assert_int_equal(en_tier_disk_create(&spec, &f->disk, &err), RT_OK);
 }
 
+static void open_fixture(fixture *f, bool gated, size_t piece_bytes)
+{
+    open_copies(f, gated, piece_bytes, false);
+}
+
 static void close_fixture(fixture *f)
 {
     en_tier_disk_free(f->disk);
     en_inventory_fini(&f->inventory);
     pl_map_free(f->map);
+    md_container_close(f->mirror);
     md_container_close(f->container);
     temp_dir_remove(f->dir);
     free(f->data);
@@ -346,6 +371,140 @@ static void the_background_finds_what_the_disk_has_spoilt(void **state)
     close_fixture(&f);
 }
 
+/* Reads of the record fail, of the first copy alone. */
+static void fail_first_copy(fixture *f, uint32_t record)
+{
+    md_key key = {f->inventory.records[record].layer, MD_EXPERT,
+                  f->inventory.records[record].expert};
+    md_record found;
+
+    assert_true(md_container_find(f->container, key, &found));
+    f->gate.failing = (off_t)found.offset;
+    f->gate.failing_fd = found.fd;
+}
+
+static void a_hint_that_is_hurried_while_it_is_read_stays_urgent_when_it_fails(void **state)
+{
+    static fixture f;
+    rt_err err = {RT_OK, ""};
+
+    (void)state;
+    open_copies(&f, true, 0, true);
+    fail_first_copy(&f, 5);
+    assert_true(ask(&f, 5, false));
+    gate_wait_begun(&f.gate, 1);
+    assert_true(ask(&f, 6, true));
+    gate_hold(&f.gate, offset_of(&f, 6));
+    en_tier_disk_hurry(f.disk, 5);
+    gate_open(&f.gate);
+    assert_int_equal(finish_one(&f, 5, &err),
+                     RT_OK); /* of the other copy, before what came later */
+    check_bytes(&f, 5);
+    gate_hold(&f.gate, 0);
+    assert_int_equal(finish_one(&f, 6, &err), RT_OK);
+    assert_int_equal(en_tier_disk_get_stats(f.disk).failures, 1);
+    close_fixture(&f);
+}
+
+/* A hint's first copy cannot be read, and while it waits for its turn the scrub finds the other one bad. */
+static void what_the_scrub_finds_out_leaves_no_read_without_a_copy(void **state)
+{
+    static fixture f;
+    rt_err err = {RT_OK, ""}, found = {RT_EFORMAT, "a test's record"};
+
+    (void)state;
+    open_copies(&f, true, 0, true);
+    fail_first_copy(&f, 5);
+    assert_true(ask(&f, 5, false));
+    gate_wait_begun(&f.gate, 1);
+    assert_true(ask(&f, 6, true));
+    gate_hold(&f.gate, offset_of(&f, 6));
+    gate_open(&f.gate);
+    gate_wait_begun(&f.gate, 2);
+    pthread_mutex_lock(&f.disk->lock);
+    en_disk_quarantine(f.disk, 5, 1, &found);
+    pthread_mutex_unlock(&f.disk->lock);
+    gate_hold(&f.gate, 0);
+    assert_int_equal(finish_one(&f, 6, &err), RT_OK);
+    assert_int_equal(finish_one(&f, 5, &err), RT_OK);
+    check_bytes(&f, 5);
+    close_fixture(&f);
+}
+
+/* A disk that never answers. The child ends by the stop's grace; nothing is left to close. */
+static void wait_for_good(int told)
+{
+    static fixture f;
+    en_disk_done done;
+    rt_err err;
+
+    dup2(told, STDERR_FILENO);
+    rt_stop_install();
+    open_fixture(&f, true, 0);
+    f.disk->spec.warn_ns = 1;
+    assert_true(ask(&f, 3, true));
+    (void)en_tier_disk_next(f.disk, true, &done, &err);
+}
+
+/* The same while closing. */
+static void close_for_good(int told)
+{
+    static fixture f;
+
+    dup2(told, STDERR_FILENO);
+    rt_stop_install();
+    open_fixture(&f, true, 0);
+    f.disk->spec.warn_ns = 1;
+    assert_true(ask(&f, 3, true));
+    gate_wait_begun(&f.gate, 1);
+    close_fixture(&f);
+}
+
+static void check_it_is_told_and_can_be_stopped(void (*run)(int told))
+{
+    char text[1 << 16] = "";
+    size_t used = 0;
+    bool stopped = false;
+    ssize_t got;
+    int ends[2], status;
+    pid_t child;
+
+    assert_int_equal(pipe(ends), 0);
+    model_of_parent = build_model();
+    child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        close(ends[0]);
+        run(ends[1]);
+        _exit(99);
+    }
+    close(ends[1]);
+    while ((got = read(ends[0], text + used, sizeof(text) - used - 1)) > 0) {
+        used += (size_t)got;
+        text[used] = '\0';
+        if (stopped || strstr(text, "experts-001.bin: waiting for it") == NULL) continue;
+        stopped = true;
+        assert_int_equal(kill(child, SIGTERM), 0);
+    }
+    close(ends[0]);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    temp_dir_remove(model_of_parent);
+    model_of_parent = NULL;
+    assert_true(stopped);
+    assert_non_null(strstr(text, "stopped while waiting for "));
+    assert_non_null(
+        strstr(strstr(text, "stopped while waiting for "), "experts-001.bin, INCOMPLETE\n"));
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 1);
+}
+
+static void a_disk_that_does_not_answer_is_named_and_does_not_hold_up_a_stop(void **state)
+{
+    (void)state;
+    check_it_is_told_and_can_be_stopped(wait_for_good);
+    check_it_is_told_and_can_be_stopped(close_for_good);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -357,6 +516,9 @@ int main(void)
         cmocka_unit_test(a_wrong_byte_in_any_piece_is_found),
         cmocka_unit_test(what_has_begun_is_not_given_up_and_can_be_hurried),
         cmocka_unit_test(the_background_finds_what_the_disk_has_spoilt),
+        cmocka_unit_test(a_hint_that_is_hurried_while_it_is_read_stays_urgent_when_it_fails),
+        cmocka_unit_test(what_the_scrub_finds_out_leaves_no_read_without_a_copy),
+        cmocka_unit_test(a_disk_that_does_not_answer_is_named_and_does_not_hold_up_a_stop),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 static rt_status check_same(const md_container *container, const md_container *mirror, rt_err *err)
 {
@@ -30,6 +31,17 @@ static rt_status add_mirror(en_copies *copies, const char *dir, rt_err *err)
     return check_same(copies->all[0], mirror, err);
 }
 
+/* A large model's copy takes some 160 descriptors: seven of them exceed the soft limit that is usual. If it
+ * cannot be raised, the open that fails says so. */
+static void allow_files(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return;
+    limit.rlim_cur = limit.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 rt_status en_copies_open(en_copies *out, const md_container *container, const char *dirs,
                          rt_err *err)
 {
@@ -39,6 +51,7 @@ rt_status en_copies_open(en_copies *out, const md_container *container, const ch
     rt_status status = RT_OK;
 
     if (text == NULL) return rt_fail(err, RT_ENOMEM, "mirrors");
+    if (dirs != NULL) allow_files();
     for (char *dir = strtok_r(text, ":", &rest); dir != NULL && status == RT_OK;
          dir = strtok_r(NULL, ":", &rest))
         status = add_mirror(&copies, dir, err);

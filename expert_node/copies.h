@@ -16,7 +16,8 @@ typedef struct {
     uint32_t count;
 } en_copies;
 
-/* `dirs` names the mirrors, separated by ':'; NULL or "": none. The container comes first, borrowed.
+/* `dirs` names the mirrors, separated by ':'; NULL or "": none. The container comes first, borrowed. With mirrors
+ * the process's soft limit of open files is raised to the hard one.
  *   Errors  RT_EINVAL  a mirror is of another model (both ids are named), more than
  *                      EN_COPIES_MAX - 1 mirrors;  those of md_container_open;  RT_ENOMEM */
 RT_MUST_CHECK rt_status en_copies_open(en_copies *out, const md_container *container,

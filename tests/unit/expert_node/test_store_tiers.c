@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -369,6 +370,28 @@ static void a_mirror_may_hold_the_packs_that_this_copy_lacks(void **state)
     close_fixture(&f);
 }
 
+static void mirrors_may_have_more_files_than_the_soft_limit(void **state)
+{
+    struct rlimit before, low;
+    fixture f;
+    en_store *store;
+    int next;
+
+    (void)state;
+    open_fixture(&f);
+    next = dup(STDERR_FILENO);
+    assert_true(next >= 0);
+    close(next);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    low = before;
+    low.rlim_cur = (rlim_t)next + 1;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+    store = open_store(&f, 3, (en_store_spec){.mirrors = f.mirror});
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    en_store_close(store);
+    close_fixture(&f);
+}
+
 static void a_mirror_of_another_model_is_refused_with_both_ids(void **state)
 {
     tiny_model_spec other = tiny_model_default();
@@ -518,6 +541,7 @@ int main(void)
         cmocka_unit_test(a_hint_never_displaces_what_is_hotter),
         cmocka_unit_test(a_mirror_stands_in_for_a_bad_record),
         cmocka_unit_test(a_mirror_may_hold_the_packs_that_this_copy_lacks),
+        cmocka_unit_test(mirrors_may_have_more_files_than_the_soft_limit),
         cmocka_unit_test(a_mirror_of_another_model_is_refused_with_both_ids),
         cmocka_unit_test(with_a_mirror_no_fault_is_seen),
         cmocka_unit_test(without_a_mirror_a_fault_is_one_clear_error_and_the_store_lives_on),

@@ -320,17 +320,18 @@ rt_status an_engine_step(an_engine *engine, an_step_item *items, uint32_t count,
         engine->pass.rows <= AN_LOOK_AHEAD_ROWS && an_look_ahead_wants(&engine->look_ahead);
     status = an_forward_run(&engine->pass, engine->tokens, &engine->stream, &engine->lists,
                             engine->moe, stats, err);
-    if (status != RT_OK) return status;
     head_start = rt_clock_now(clock);
-    before = an_pass_enter(&engine->pass, RT_PHASE_HEAD);
-    status = finish_items(engine, items, count, err);
-    an_pass_enter(&engine->pass, before);
+    if (status == RT_OK) {
+        before = an_pass_enter(&engine->pass, RT_PHASE_HEAD);
+        status = finish_items(engine, items, count, err);
+        an_pass_enter(&engine->pass, before);
+    }
+    step_ns = rt_clock_now(clock) - start;
+    stats->total_ns += step_ns; /* of a failed step too, whose waiting is counted */
     if (status != RT_OK) return status;
     for (uint32_t i = 0; i < count; i++)
         items[i].seq->length += items[i].count;
     stats->head_ns += rt_clock_now(clock) - head_start;
-    step_ns = rt_clock_now(clock) - start;
-    stats->total_ns += step_ns;
     if (engine->pass.rows <= AN_LOOK_AHEAD_ROWS)
         an_look_ahead_step(&engine->look_ahead, step_ns / engine->pass.rows);
     stats->steps++;

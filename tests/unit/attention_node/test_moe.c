@@ -281,6 +281,21 @@ static void an_extra_control_frame_disturbs_nothing(void **state)
     assert_int_equal(engine_fixture_step(f, engine_fixture_seq(f), 4), RT_OK);
 }
 
+static void a_failed_step_counts_no_more_waiting_than_time(void **state)
+{
+    engine_fixture *f = *state;
+    script s = {.of = {ANSWER, SILENCE, ANSWER}};
+    an_engine_stats stats;
+
+    play_script(f, &s);
+    assert_int_equal(engine_fixture_step(f, engine_fixture_seq(f), 4), RT_EPEER);
+    stats = an_engine_get_stats(f->engine);
+    assert_int_equal(stats.steps, 0);
+    assert_true(stats.total_ns >= f->spec.reply_timeout_ns);
+    assert_true(stats.wait_ns <= stats.total_ns);
+    free(s.kept);
+}
+
 static void stats_count_bytes_layers_and_the_last_to_answer(void **state)
 {
     engine_fixture *f = *state;
@@ -317,6 +332,7 @@ int main(void)
         TEST(a_send_that_fails_names_the_node),
         TEST(a_stop_while_waiting_passes_through),
         TEST(an_extra_control_frame_disturbs_nothing),
+        TEST(a_failed_step_counts_no_more_waiting_than_time),
         TEST(stats_count_bytes_layers_and_the_last_to_answer),
     };
 #undef TEST

@@ -225,31 +225,46 @@ static void make_printable(char *text)
         if ((unsigned char)*text < 0x20 || *text == 0x7f) *text = '?';
 }
 
-int app_convert_run(const char *verb, const md_convert_spec *asked, uint64_t threads, bool json)
+static md_convert_spec with_options(const md_convert_spec *spec, const app_convert_options *options)
 {
-    rt_team_spec team_spec = {.threads = threads > 0 ? (uint32_t)threads : rt_cpus_usable()};
+    md_convert_spec out = *spec;
+
+    out.grid_fine = strcmp(options->grid, "fine") == 0;
+    out.grid_any = options->verify_only && !options->grid_given;
+    out.latent_eps = (float)options->latent_eps;
+    out.dry_run = options->dry_run;
+    out.verify_only = options->verify_only;
+    out.memory_bytes = options->memory_bytes;
+    return out;
+}
+
+int app_convert_run(const char *verb, const app_convert_options *options,
+                    const md_convert_spec *spec)
+{
+    const md_convert_spec asked = with_options(spec, options);
+    rt_team_spec team_spec = {.threads = options->threads > 0 ? (uint32_t)options->threads
+                                                              : rt_cpus_usable()};
     md_convert_result result;
     rt_team *team = NULL;
     rt_err err = {0};
     rt_status status = rt_team_create(&team_spec, &team, &err);
 
-    if (status == RT_OK) status = md_convert(asked, team, &result, &err);
+    if (status == RT_OK) status = md_convert(&asked, team, &result, &err);
     rt_team_free(team);
     if (status != RT_OK) {
-        bool resumable = status == RT_ECANCELED && !asked->dry_run && !asked->verify_only;
-
+        bool resumable = status == RT_ECANCELED && !asked.dry_run && !asked.verify_only;
         char text[sizeof(err.text) + 64];
 
         make_printable(err.text);
         snprintf(text, sizeof(text), "%s%s", err.text,
                  resumable ? ": what is done is kept, run again to resume" : "");
-        return app_failed(verb, json, text);
+        return app_failed(verb, options->json, text);
     }
-    if (asked->dry_run && result.source_bytes > 0)
-        print_plan(json ? stderr : stdout, asked, &result);
+    if (asked.dry_run && result.source_bytes > 0)
+        print_plan(options->json ? stderr : stdout, &asked, &result);
     else
-        print_text(asked, &result);
-    if (asked->consume) say_kept(asked, &result);
-    if (json && print_json(verb, asked, &result) != APP_EXIT_OK) return APP_EXIT_FAILED;
+        print_text(&asked, &result);
+    if (asked.consume) say_kept(&asked, &result);
+    if (options->json && print_json(verb, &asked, &result) != APP_EXIT_OK) return APP_EXIT_FAILED;
     return result.mismatches == 0 ? APP_EXIT_OK : APP_EXIT_FAILED;
 }

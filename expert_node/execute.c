@@ -50,7 +50,7 @@ typedef struct {
 } member_scratch;
 
 typedef struct {
-    uint32_t hidden, groups, padded; /* of activations; padded: hidden rounded up to the group */
+    uint32_t hidden, groups; /* of activations */
     uint32_t group, experts, slices;
     uint32_t rows_max, block_rows, entries_max, tasks_max;
     size_t ffn_bytes;
@@ -106,7 +106,6 @@ static dimensions measure(const md_container *container, uint32_t rows_max)
     }
     if (dims.group == 0) dims.group = kn_group(dims.hidden, 0);
     dims.groups = kn_groups(dims.hidden, dims.group);
-    dims.padded = dims.groups * dims.group;
     /* Each expert's choices are cut into blocks, the last of them short. */
     dims.tasks_max = dims.slices * (dims.entries_max / dims.block_rows + dims.experts);
     return dims;

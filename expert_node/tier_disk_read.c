@@ -24,7 +24,6 @@ static bool has_sound_copy(const en_tier_disk *disk, const en_read_job *job)
 
 /* A quarantined copy is not read while a sound one is left in this round: some untried copy may always be
  * read, whatever the scrub finds out while the job waits in its list. */
-
 static bool may_read(const en_tier_disk *disk, const en_read_job *job, uint32_t copy)
 {
     if (!is_untried(disk, job, copy)) return false;

@@ -203,14 +203,13 @@ KN_AVX512_FN float kn_avx512_softmax_exp(float *score, uint32_t count)
 
     /* max_ps(v, best) gives best when v is NaN, as the reference's comparison does. */
     for (uint32_t i = 0; i < count; i += 16)
-        best =
-            _mm512_max_ps(_mm512_mask_loadu_ps(best, mask_of(count - i).part[0], score + i), best);
+        best = _mm512_max_ps(_mm512_mask_loadu_ps(best, kn_mask16(count - i), score + i), best);
     a = _mm256_max_ps(_mm512_castps512_ps256(best), _mm512_extractf32x8_ps(best, 1));
     m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     m = _mm_max_ps(m, _mm_movehl_ps(m, m));
     best = _mm512_set1_ps(_mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m))));
     for (uint32_t i = 0; i < count; i += 16) {
-        const __mmask16 mask = mask_of(count - i).part[0];
+        const __mmask16 mask = kn_mask16(count - i);
         __m512 e = exp16(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, score + i), best));
 
         e = _mm512_maskz_mov_ps(mask, e);

@@ -42,6 +42,9 @@ KN_AVX2_FN static void transpose_block(float (*to)[KN_ATTN_BLOCK], const kn_cach
             to[k][i] = row_value(cache, row[i], begin + k);
 }
 
+static_assert((int)KN_ATTN_BLOCK <= (int)KN_WINDOW_MAX && (int)KN_VALUE_ROWS <= (int)KN_WINDOW_MAX,
+              "a window has room for a block");
+
 /* Absent positions repeat the last; what is computed from them is never stored. */
 static void find_rows(kn_row_window *w, uint32_t begin)
 {

@@ -10,6 +10,7 @@
 
 #if KN_X86
 
+#include <assert.h>
 #include <immintrin.h>
 
 enum {
@@ -18,7 +19,7 @@ enum {
     KN_INDEX_WIDTH = 256, /* the widest index key done in blocks */
     KN_VALUE_ROWS = 32,
     KN_VALUE_WIDTH = 192, /* columns of a piece: 24 KiB of widened rows */
-    KN_WINDOW_MAX = 96    /* positions of the largest block */
+    KN_WINDOW_MAX = 80    /* positions of the largest block of any variant */
 };
 
 /* How many of `left` heads a leaf takes next: `most` (6 or 8), or what a tail is made of. */
@@ -143,7 +144,7 @@ typedef struct {
 
 typedef struct {
     uint32_t heads, lanes; /* of one loop */
-    /* Widens one row of a cache. */
+    /* Widens one row of a cache. NULL, as is values: kn_attn_values_blocked is not used. */
     void (*load)(float *values, bool bf16, const void *row, uint32_t count);
     /* Continues all heads' chains of a block of positions over one piece of columns. */
     void (*scores)(float *score, const float *q, size_t q_stride, uint32_t heads,

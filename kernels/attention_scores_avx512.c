@@ -19,6 +19,7 @@ enum {
     PIECE = 96,     /* columns of queries in the L1 cache: 24 KiB */
     WIDTH_MAX = 640 /* of cached rows */
 };
+static_assert((int)BLOCK <= (int)KN_WINDOW_MAX, "a window has room for a block");
 
 typedef struct {
     _Alignas(64) float q[WIDTH_MAX][LANES]; /* [width][lanes]: fewer heads lie closer */

@@ -16,6 +16,7 @@ enum {
     PASS_MAX = 512, /* columns of a pass over the positions */
     HEADS = 6,
 };
+static_assert((int)ROWS <= (int)KN_WINDOW_MAX, "a window has room for a block");
 
 typedef struct {
     _Alignas(64) float row[ROWS][PANEL];

@@ -25,7 +25,7 @@ enum {
     WIDTH = 300,    /* three pieces of score columns, the last short */
     RANK = 230,     /* two pieces of value columns, the last short */
     CACHE = 240,    /* cached rows */
-    POSITIONS = 75, /* of them attended: two blocks and a tail */
+    POSITIONS = 75, /* of them attended: one block of scores or two of values, and a tail */
 };
 
 typedef struct {

@@ -15,8 +15,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
 typedef struct {
     md_container *container;
@@ -48,22 +46,29 @@ static void check(rt_status status, const rt_err *err)
 
 static void *must(void *memory)
 {
-    if (memory == NULL) exit(1);
-    return memory;
+    if (memory != NULL) return memory;
+    fprintf(stderr, "bench_prefill: no memory\n");
+    exit(1);
 }
 
-static double seconds(clockid_t clock)
+static timing now(void)
 {
-    struct timespec now;
+    rt_clock wall = rt_clock_real(), processor = rt_clock_process();
 
-    clock_gettime(clock, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    return (timing){1e-9 * (double)rt_clock_now(&wall), 1e-9 * (double)rt_clock_now(&processor)};
 }
 
-static timing fastest(timing best, timing now)
+static timing since(timing begin)
 {
-    if (best.wall_s <= 0 || now.wall_s < best.wall_s) best.wall_s = now.wall_s;
-    if (best.cpu_s <= 0 || now.cpu_s < best.cpu_s) best.cpu_s = now.cpu_s;
+    timing end = now();
+
+    return (timing){end.wall_s - begin.wall_s, end.cpu_s - begin.cpu_s};
+}
+
+static timing fastest(timing best, timing pass)
+{
+    if (best.wall_s <= 0 || pass.wall_s < best.wall_s) best.wall_s = pass.wall_s;
+    if (best.cpu_s <= 0 || pass.cpu_s < best.cpu_s) best.cpu_s = pass.cpu_s;
     return best;
 }
 
@@ -137,13 +142,12 @@ static void make_frame(bench *b)
 
 static timing node_pass(bench *b)
 {
-    timing begin = {seconds(CLOCK_MONOTONIC), seconds(CLOCK_PROCESS_CPUTIME_ID)};
+    timing begin = now();
     rt_err err = {RT_OK, ""};
     size_t bytes;
 
     check(en_execute(b->executor, &b->view, b->payload, &bytes, &err), &err);
-    return (timing){seconds(CLOCK_MONOTONIC) - begin.wall_s,
-                    seconds(CLOCK_PROCESS_CPUTIME_ID) - begin.cpu_s};
+    return since(begin);
 }
 
 static void kernel_job(void *context, size_t chunk, uint32_t member)
@@ -166,11 +170,10 @@ static void kernel_job(void *context, size_t chunk, uint32_t member)
 
 static timing kernel_pass(bench *b)
 {
-    timing begin = {seconds(CLOCK_MONOTONIC), seconds(CLOCK_PROCESS_CPUTIME_ID)};
+    timing begin = now();
 
     rt_team_run(b->team, kernel_job, b, b->config->experts);
-    return (timing){seconds(CLOCK_MONOTONIC) - begin.wall_s,
-                    seconds(CLOCK_PROCESS_CPUTIME_ID) - begin.cpu_s};
+    return since(begin);
 }
 
 static void prepare(bench *b, uint32_t threads)

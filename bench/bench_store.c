@@ -12,11 +12,13 @@
  * the last has missed. Decoding and raw reading take turns, so that a disk that others use, or whose host
  * caches some of it, is the same for both. */
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/slab.h"
 #include "expert_node/store.h"
 #include "placement/heat_usage.h"
 #include "placement/map.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -29,6 +31,7 @@ enum {
     PARTS = 6,        /* of the measured tokens */
     REAL_LAYERS = 78,
     REAL_DENSE = 3,
+    USAGE_BYTES_MAX = 64 << 20,
 };
 
 typedef struct {
@@ -44,6 +47,12 @@ static void check(rt_status status, const rt_err *err)
 {
     if (status == RT_OK) return;
     fprintf(stderr, "bench_store: %s: %s\n", rt_status_name(status), err->text);
+    exit(1);
+}
+
+static void fail(const char *what, const char *why)
+{
+    fprintf(stderr, "bench_store: %s: %s\n", what, why);
     exit(1);
 }
 
@@ -64,19 +73,14 @@ static void load_heat(bench *b, const char *path, uint32_t first_layer)
     pl_heat *usage_heat;
     pl_heat_usage usage;
     rt_err err = {RT_OK, ""};
+    size_t bytes;
+    char *text;
 
     for (uint32_t l = REAL_DENSE; l < REAL_LAYERS; l++)
         real_sparse[l] = true;
     check(pl_heat_create(&real, &usage_heat, &err), &err);
     check(pl_heat_create(&spec, &b->heat, &err), &err);
-    FILE *file = fopen(path, "rb");
-    char *text = malloc(64 << 20);
-    if (file == NULL || text == NULL) {
-        fprintf(stderr, "bench_store: %s cannot be read\n", path);
-        exit(1);
-    }
-    size_t bytes = fread(text, 1, 64 << 20, file);
-    fclose(file);
+    check(rt_file_read(path, USAGE_BYTES_MAX, &text, &bytes, &err), &err);
     check(pl_heat_usage_read(text, bytes, REAL_LAYERS, path, usage_heat, &usage, &err), &err);
     free(text);
     for (uint32_t l = 0; l < b->config->layers; l++) {
@@ -132,10 +136,12 @@ static void *read_raw(void *context)
 
     while ((i = atomic_fetch_add(&self->next, 1)) < self->count) {
         md_record record;
-        if (!md_container_find(self->container, self->keys[i], &record)) exit(1);
-        ssize_t got = en_disk_real().pread(NULL, record.fd_direct, reader->data,
-                                           en_disk_bytes(&record), (off_t)record.offset);
-        if (got <= 0) exit(1);
+        ssize_t got;
+        if (!md_container_find(self->container, self->keys[i], &record))
+            fail("a record", "not in the container");
+        got = en_disk_real().pread(NULL, record.fd_direct, reader->data, en_disk_bytes(&record),
+                                   (off_t)record.offset);
+        if (got <= 0) fail("reading with O_DIRECT", got < 0 ? strerror(errno) : "end of file");
         atomic_fetch_add(&self->bytes, (unsigned long long)got);
     }
     return NULL;
@@ -152,7 +158,8 @@ static void read_missed(bench *b, raw_run *self)
     atomic_store(&self->next, 0);
     for (uint32_t i = 0; i < RAW_THREADS; i++) {
         reader[i] = (raw_reader){self, self->room[i].data};
-        if (pthread_create(&thread[i], NULL, read_raw, &reader[i]) != 0) exit(1);
+        int error = pthread_create(&thread[i], NULL, read_raw, &reader[i]);
+        if (error != 0) fail("a reader", strerror(error));
     }
     for (uint32_t i = 0; i < RAW_THREADS; i++)
         pthread_join(thread[i], NULL);
@@ -203,10 +210,11 @@ static bool *static_set(const bench *b, uint32_t slots)
     pl_heat_entry *order = calloc(b->config->experts, sizeof(*order));
     uint32_t found;
 
-    if (set == NULL || order == NULL) exit(1);
+    if (set == NULL || order == NULL) fail("static set", "no memory");
     for (uint32_t layer = 0; layer < b->config->layers; layer++) {
         if (!b->config->sparse[layer]) continue;
-        if (pl_heat_layer_top(b->heat, layer, order, slots, &found) != RT_OK) exit(1);
+        if (pl_heat_layer_top(b->heat, layer, order, slots, &found) != RT_OK)
+            fail("static set", "no memory");
         for (uint32_t i = 0; i < found; i++)
             set[layer * b->config->experts + order[i].expert] = true;
     }
@@ -238,7 +246,8 @@ static void run(bench *b, double share, uint32_t tokens, bool known)
 {
     md_expert_layout layout;
     rt_clock clock = rt_clock_real();
-    en_store_spec spec = {.container = b->container, .map = map_of(b->container), .quiet = true};
+    pl_map *map = map_of(b->container);
+    en_store_spec spec = {.container = b->container, .map = map, .quiet = true};
     en_store_stats before, after;
     rt_err err = {RT_OK, ""};
     en_store *store;
@@ -287,6 +296,7 @@ static void run(bench *b, double share, uint32_t tokens, bool known)
     for (uint32_t i = 0; i < RAW_THREADS; i++)
         rt_slab_free(&raw.room[i]);
     en_store_close(store);
+    pl_map_free(map);
     free(fixed);
 }
 

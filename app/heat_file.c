@@ -156,10 +156,7 @@ static rt_status update(const char *path, const md_container *container, const p
 
 bool app_heat_is_writable(const char *path)
 {
-    const char *slash = strrchr(path, '/');
-    char *dir = slash == NULL   ? strdup(".")
-                : slash == path ? strdup("/")
-                                : strndup(path, (size_t)(slash - path));
+    char *dir = rt_path_parent(path);
     bool writable = dir != NULL && faccessat(AT_FDCWD, dir, W_OK | X_OK, AT_EACCESS) == 0;
 
     free(dir);

@@ -458,15 +458,6 @@ static rt_status look_at_directory(app_model *model, const kn_format formats[2],
     return status;
 }
 
-/* The directory of a file: "." when its path has none. */
-static char *parent_of(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-
-    if (slash == NULL) return strdup(".");
-    return slash == path ? strdup("/") : strndup(path, (size_t)(slash - path));
-}
-
 static rt_status look_at(app_model *model, const kn_format formats[2], rt_err *err)
 {
     struct stat info;
@@ -483,7 +474,7 @@ static rt_status look_at(app_model *model, const kn_format formats[2], rt_err *e
     if (S_ISDIR(info.st_mode)) return look_at_directory(model, formats, err);
     model->is_file = true;
     free(model->dir);
-    model->dir = parent_of(model->path);
+    model->dir = rt_path_parent(model->path);
     if (model->dir == NULL) return rt_fail(err, RT_ENOMEM, "%s", model->path);
     return read_config(model, model->path, formats, err);
 }

@@ -127,20 +127,11 @@ static rt_status write_new(const char *path, const void *data, size_t bytes, rt_
     return status;
 }
 
-/* The folder of a path as malloc'd text: "." for a bare name. */
-static char *dir_of(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-
-    if (slash == NULL) return strdup(".");
-    return slash == path ? strdup("/") : strndup(path, (size_t)(slash - path));
-}
-
 rt_status rt_file_replace(const char *path, const void *data, size_t bytes, rt_err *err)
 {
     size_t tmp_bytes = strlen(path) + sizeof(".tmp");
     char *tmp = malloc(tmp_bytes);
-    char *dir = dir_of(path);
+    char *dir = rt_path_parent(path);
     rt_status status;
 
     if (tmp == NULL || dir == NULL) {
@@ -237,4 +228,22 @@ char *rt_path_join(const char *dir, const char *name)
 
     if (path != NULL) snprintf(path, bytes, "%s%s%s", dir, between, name);
     return path;
+}
+
+char *rt_path_parent(const char *path)
+{
+    char *parent = strdup(path);
+    size_t length = parent == NULL ? 0 : strlen(parent);
+    char *slash;
+
+    if (parent == NULL) return NULL;
+    while (length > 1 && parent[length - 1] == '/')
+        parent[--length] = '\0';
+    slash = strrchr(parent, '/');
+    if (slash == NULL) {
+        free(parent);
+        return strdup(".");
+    }
+    slash[slash == parent ? 1 : 0] = '\0';
+    return parent;
 }

@@ -32,4 +32,8 @@ RT_MUST_CHECK rt_status rt_dir_sync(const char *dir, rt_err *err);
 /* dir + "/" + name as malloc'd text, NULL when memory is short. */
 char *rt_path_join(const char *dir, const char *name);
 
+/* The folder that path lies in, as malloc'd text: "." for a bare name, and a slash at the end counts for
+ * nothing. NULL when memory is short. */
+char *rt_path_parent(const char *path);
+
 #endif

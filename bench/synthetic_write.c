@@ -98,15 +98,14 @@ static bool same_config(const synthetic_spec *spec)
 /* Of the folder that dir is to be made in. */
 static rt_status check_space(const synthetic_spec *spec, rt_err *err)
 {
-    char *parent = strdup(spec->dir), *slash = parent == NULL ? NULL : strrchr(parent, '/');
+    char *parent = rt_path_parent(spec->dir);
     uint64_t needed, free_bytes;
     char needed_text[32], free_text[32];
     struct statvfs fs;
     int result;
 
     if (parent == NULL) return rt_fail(err, RT_ENOMEM, "%s", spec->dir);
-    if (slash != NULL) slash[slash == parent ? 1 : 0] = '\0';
-    result = statvfs(slash == NULL ? "." : parent, &fs);
+    result = statvfs(parent, &fs);
     free(parent);
     if (result != 0) return rt_fail(err, RT_EIO, "%s: %s", spec->dir, strerror(errno));
     RT_TRY(synthetic_disk_bytes(spec->recipe, &needed, err));

@@ -235,7 +235,7 @@ static rt_status check_memory(const md_conversion *c, rt_team *team, md_convert_
  * is. A parent that may not be read cannot be synced; then the system's own write-back has to do. */
 static rt_status sync_parent(const char *dir, rt_err *err)
 {
-    char *parent = md_parent_of(dir);
+    char *parent = rt_path_parent(dir);
     rt_status status = RT_OK;
 
     if (parent == NULL) return rt_fail(err, RT_ENOMEM, "the folder of %s", dir);

@@ -83,24 +83,6 @@ rt_status md_directories_check(const char *source, const char *target, rt_err *e
 
 /* ---- the target ---- */
 
-char *md_parent_of(const char *path)
-{
-    char *parent = strdup(path);
-    size_t length = parent == NULL ? 0 : strlen(parent);
-    char *slash;
-
-    if (parent == NULL) return NULL;
-    while (length > 1 && parent[length - 1] == '/')
-        parent[--length] = '\0';
-    slash = strrchr(parent, '/');
-    if (slash == NULL) {
-        free(parent);
-        return strdup(".");
-    }
-    slash[slash == parent ? 1 : 0] = '\0';
-    return parent;
-}
-
 static rt_status check_access(const char *dir, rt_err *err)
 {
     if (access(dir, W_OK | X_OK) == 0) return RT_OK;
@@ -114,7 +96,7 @@ rt_status md_directory_check_writable(const char *dir, rt_err *err)
     rt_status status;
 
     if (stat(dir, &info) == 0) return check_access(dir, err);
-    parent = md_parent_of(dir);
+    parent = rt_path_parent(dir);
     if (parent == NULL) return rt_fail(err, RT_ENOMEM, "%s", dir);
     if (stat(parent, &info) != 0)
         status = errno == ENOENT

@@ -26,7 +26,4 @@ RT_MUST_CHECK rt_status md_directory_check_new(const char *dir, rt_err *err);
 /* The model*.safetensors files of dir; zeros when it cannot be read. */
 void md_directory_count_shards(const char *dir, uint64_t *files, uint64_t *bytes);
 
-/* The folder that path lies in, malloc'd ("." for a bare name); NULL when memory is short. */
-char *md_parent_of(const char *path);
-
 #endif

@@ -306,6 +306,20 @@ static void path_join_puts_one_slash(void **state)
     assert_null(rt_path_join("a", "b"));
 }
 
+static void path_parent_is_the_folder_of_a_path(void **state)
+{
+    static const char *const cases[][2] = {{"a", "."}, {"a/", "."},  {"a/b", "a"}, {"a/b//", "a"},
+                                           {"/", "/"}, {"/a/", "/"}, {"", "."},    {"../a", ".."}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char *parent = rt_path_parent(cases[i][0]);
+
+        assert_string_equal(parent, cases[i][1]);
+        free(parent);
+    }
+}
+
 #define FILE_TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -325,6 +339,7 @@ int main(void)
         FILE_TEST(pwrite_tells_a_full_disk_from_a_broken_one),
         FILE_TEST(dir_sync_wants_a_folder),
         FILE_TEST(path_join_puts_one_slash),
+        FILE_TEST(path_parent_is_the_folder_of_a_path),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -249,19 +249,41 @@ static kn_cache_view fill_cache(work *k, bool bf16)
     return (kn_cache_view){k->cache, row_bytes, WIDTH, bf16};
 }
 
+/* Fills out [heads][RANK]; hash is continued by the scores, which the softmax takes the place of. */
+static uint64_t attend(work *k, const kn_cache_view *view, uint32_t heads, const uint32_t *list,
+                       uint32_t positions, uint64_t hash)
+{
+    kn_attn_scores(k->score, k->q, WIDTH, heads, view, list, positions, 0.0625F);
+    hash = hash_more(hash, k->score, (size_t)heads * positions * sizeof(float));
+    for (size_t h = 0; h < heads; h++)
+        k->sum[h] = kn_softmax_exp(k->score + h * positions, positions);
+    kn_attn_values(k->out, RANK, k->score, k->sum, heads, RANK, view, list, positions);
+    return hash;
+}
+
 static uint64_t check_attention(work *k, const check *c)
 {
     kn_cache_view view = fill_cache(k, c->bf16);
-    uint64_t hash;
+    uint64_t hash = attend(k, &view, HEADS, k->list, POSITIONS, hash_of(NULL, 0));
 
-    kn_attn_scores(k->score, k->q, WIDTH, HEADS, &view, k->list, POSITIONS, 0.0625F);
-    hash = hash_of(k->score, (size_t)HEADS * POSITIONS * sizeof(float));
-    for (size_t h = 0; h < HEADS; h++)
-        k->sum[h] = kn_softmax_exp(k->score + h * POSITIONS, POSITIONS);
-    kn_attn_values(k->out, RANK, k->score, k->sum, HEADS, RANK, &view, k->list, POSITIONS);
     kn_cache_load(k->row[2], c->bf16, k->cache, WIDTH);
     hash = hash_more(hash, k->row[2], WIDTH * sizeof(float));
     return hash_more(hash, k->out, sizeof(k->out));
+}
+
+/* More positions than any variant takes at once, by many heads and by few. */
+static uint64_t check_long_attention(work *k, const check *c)
+{
+    enum { FEW = 5, LONG = CACHE - 1 };
+    kn_cache_view view = fill_cache(k, c->bf16);
+    uint64_t hash;
+
+    for (uint32_t i = 0; i < LONG; i++)
+        k->chosen[i] = i + (i >= LONG / 2); /* all rows but one */
+    hash = attend(k, &view, HEADS, k->chosen, LONG, hash_of(NULL, 0));
+    hash = hash_more(hash, k->out, sizeof(k->out));
+    hash = attend(k, &view, FEW, k->chosen, LONG, hash);
+    return hash_more(hash, k->out, (size_t)FEW * RANK * sizeof(float));
 }
 
 static uint64_t check_index(work *k, const check *c)
@@ -318,6 +340,8 @@ static const check checks[] = {
     {"argmax and top-k", check_selection, KN_F32, 0, false, 0xc883d1c505983fa1},
     {"attention, f32 cache", check_attention, KN_F32, 0, false, 0xa5606ab3079944bd},
     {"attention, bf16 cache", check_attention, KN_F32, 0, true, 0x1d84a0619c221297},
+    {"long attention, f32 cache", check_long_attention, KN_F32, 0, false, 0xe00eb4b1e77ea70e},
+    {"long attention, bf16 cache", check_long_attention, KN_F32, 0, true, 0x1b1c0de9e45fe6db},
     {"index scores, f32 keys", check_index, KN_F32, 0, false, 0x9a7ee82bf10998be},
     {"index scores, bf16 keys", check_index, KN_F32, 0, true, 0xc6ced05936c3225b},
 };

@@ -147,6 +147,14 @@ void st_items_write(const st_items *items, const char *path, uint32_t shard)
     free(header.text);
 }
 
+void st_items_write_in(const st_items *items, const char *dir, const char *name, uint32_t shard)
+{
+    char *path = rt_path_join(dir, name);
+
+    st_items_write(items, path, shard);
+    free(path);
+}
+
 void st_raw_write(const char *path, const char *header, uint64_t data_bytes)
 {
     FILE *file = fopen(path, "wb");

@@ -34,6 +34,8 @@ void st_items_remove(st_items *items, const char *name);
 /* The file with those items whose shard is `shard` (ST_ALL_SHARDS: all). */
 enum { ST_ALL_SHARDS = 0xffff };
 void st_items_write(const st_items *items, const char *path, uint32_t shard);
+/* The same, as dir/name. */
+void st_items_write_in(const st_items *items, const char *dir, const char *name, uint32_t shard);
 
 /* A file of given header text and data_bytes zeros. */
 void st_raw_write(const char *path, const char *header, uint64_t data_bytes);

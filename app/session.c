@@ -3,7 +3,6 @@
 
 #include "app/cluster.h"
 #include "app/heat_file.h"
-#include "app/output.h"
 #include "app/sizing.h"
 #include "base/cgroup.h"
 #include "base/check.h"
@@ -15,7 +14,6 @@
 #include "transport/link_mpi.h"
 #include "transport/link_union.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
@@ -54,37 +52,6 @@ struct app_session {
     md_weights *weights; /* owned */
     an_engine *engine;   /* owned */
 };
-
-/* With stderr going nowhere. */
-static rt_parse_result parse_quietly(const rt_opt_spec *spec, int argc, char **argv, void *values,
-                                     const char **positional, uint32_t *positional_count)
-{
-    int saved = dup(STDERR_FILENO), null_fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
-    rt_parse_result result;
-
-    if (saved >= 0 && null_fd >= 0) dup2(null_fd, STDERR_FILENO);
-    result = rt_options_parse(spec, argc, argv, values, positional, positional_count);
-    if (saved >= 0) {
-        dup2(saved, STDERR_FILENO);
-        close(saved);
-    }
-    if (null_fd >= 0) close(null_fd);
-    return result;
-}
-
-rt_parse_result app_options_parse(const rt_opt_spec *spec, int argc, char **argv, void *values,
-                                  const char **positional, uint32_t *positional_count)
-{
-    tr_mpi_world world = tr_mpi_world_get();
-
-    if (world.launched && world.rank > 0) {
-        rt_parse_result result =
-            parse_quietly(spec, argc, argv, values, positional, positional_count);
-
-        if (result != RT_PARSE_USAGE || !app_tells_usage_error()) return result;
-    }
-    return rt_options_parse(spec, argc, argv, values, positional, positional_count);
-}
 
 /* Names every rank's role, from the command line that all ranks share. */
 static void shares_of(const app_session *s, uint32_t *share)

@@ -62,8 +62,4 @@ RT_MUST_CHECK rt_status app_session_expert_stats(app_session *session, app_exper
 /* The name of a node for messages: "rank 2 (host a, pid 17)", "this process". */
 const char *app_session_node_name(const app_session *session, uint32_t node);
 
-/* Parses the verb's arguments; of usage errors that all ranks have only rank 0 tells. */
-rt_parse_result app_options_parse(const rt_opt_spec *spec, int argc, char **argv, void *values,
-                                  const char **positional, uint32_t *positional_count);
-
 #endif

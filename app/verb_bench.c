@@ -1,5 +1,6 @@
 /* verb_bench.c - whether this machine computes the promised bits, and how fast its kernels are. */
 #include "app/output.h"
+#include "app/parse.h"
 #include "app/verbs.h"
 #include "base/budget.h"
 #include "base/team.h"
@@ -271,18 +272,11 @@ static json_t *figures_json(const figures *f)
 int app_verb_bench(int argc, char **argv)
 {
     bench_options options = {.kernels = "auto"};
-    uint32_t positional_count;
     figures f = {0};
     rt_err err = {0};
+    int code;
 
-    switch (rt_options_parse(&app_spec_bench, argc, argv, &options, NULL, &positional_count)) {
-    case RT_PARSE_HELP:
-        return APP_EXIT_OK;
-    case RT_PARSE_USAGE:
-        return APP_EXIT_USAGE;
-    case RT_PARSE_OK:
-        break;
-    }
+    if (!app_parse(&app_spec_bench, argc, argv, &options, NULL, NULL, &code)) return code;
     if (options.selfcheck) return run_selfcheck(&options);
     if (kn_select(options.kernels, &err) != RT_OK || measure_all(&options, &f, &err) != RT_OK) {
         fprintf(stderr, "moesaic bench: %s\n", err.text);

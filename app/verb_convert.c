@@ -1,5 +1,6 @@
 /* verb_convert.c - a checkpoint in the release's layout becomes a container. */
 #include "app/convert_output.h"
+#include "app/parse.h"
 #include "app/verbs.h"
 #include "base/options.h"
 
@@ -52,17 +53,9 @@ int app_verb_convert(int argc, char **argv)
         .common = APP_CONVERT_OPTIONS_DEFAULT, .experts = "q4", .dense = "q8"};
     const char *positional[2];
     md_convert_spec asked;
-    uint32_t positional_count;
+    int code;
 
-    switch (
-        rt_options_parse(&app_spec_convert, argc, argv, &options, positional, &positional_count)) {
-    case RT_PARSE_HELP:
-        return APP_EXIT_OK;
-    case RT_PARSE_USAGE:
-        return APP_EXIT_USAGE;
-    case RT_PARSE_OK:
-        break;
-    }
+    if (!app_parse(&app_spec_convert, argc, argv, &options, positional, NULL, &code)) return code;
     asked = (md_convert_spec){
         .source = positional[0], .target = positional[1], .consume = options.consume};
     /* Verifying takes what was not asked for from the container. */

@@ -2,6 +2,7 @@
 #include "app/doctor.h"
 #include "app/model_advice.h"
 #include "app/output.h"
+#include "app/parse.h"
 #include "app/sizing.h"
 #include "app/verbs.h"
 #include "base/check.h"
@@ -141,15 +142,8 @@ int app_verb_doctor(int argc, char **argv)
     rt_status status;
     int code;
 
-    switch (
-        rt_options_parse(&app_spec_doctor, argc, argv, &options, positional, &positional_count)) {
-    case RT_PARSE_HELP:
-        return APP_EXIT_OK;
-    case RT_PARSE_USAGE:
-        return APP_EXIT_USAGE;
-    case RT_PARSE_OK:
-        break;
-    }
+    if (!app_parse(&app_spec_doctor, argc, argv, &options, positional, &positional_count, &code))
+        return code;
     if (options.deep && positional_count == 0)
         return app_usage_error("doctor", "--deep checks a model: expected MODEL");
     doctor = (app_doctor){.json = options.json, .deep = options.deep, .session = options.session};

@@ -2,6 +2,7 @@
 #include "app/heat_file.h"
 #include "app/model_advice.h"
 #include "app/output.h"
+#include "app/parse.h"
 #include "app/verbs.h"
 #include "base/options.h"
 #include "placement/heat_image.h"
@@ -304,15 +305,10 @@ int app_verb_heat(int argc, char **argv)
     const char *positional[3];
     uint32_t positional_count;
     action what;
+    int code;
 
-    switch (rt_options_parse(&app_spec_heat, argc, argv, &options, positional, &positional_count)) {
-    case RT_PARSE_HELP:
-        return APP_EXIT_OK;
-    case RT_PARSE_USAGE:
-        return APP_EXIT_USAGE;
-    case RT_PARSE_OK:
-        break;
-    }
+    if (!app_parse(&app_spec_heat, argc, argv, &options, positional, &positional_count, &code))
+        return code;
     what = action_of(positional, positional_count);
     if (what == DO_NOTHING)
         return app_usage_error("heat",

@@ -1,5 +1,6 @@
 /* verb_import.c - a quantised model of the colibri engine becomes a container, its weights unchanged. */
 #include "app/convert_output.h"
+#include "app/parse.h"
 #include "app/verbs.h"
 #include "base/options.h"
 
@@ -39,18 +40,10 @@ int app_verb_import(int argc, char **argv)
 {
     import_options options = {.common = APP_CONVERT_OPTIONS_DEFAULT};
     const char *positional[2];
-    uint32_t positional_count;
     md_convert_spec asked;
+    int code;
 
-    switch (
-        rt_options_parse(&app_spec_import, argc, argv, &options, positional, &positional_count)) {
-    case RT_PARSE_HELP:
-        return APP_EXIT_OK;
-    case RT_PARSE_USAGE:
-        return APP_EXIT_USAGE;
-    case RT_PARSE_OK:
-        break;
-    }
+    if (!app_parse(&app_spec_import, argc, argv, &options, positional, NULL, &code)) return code;
     asked = (md_convert_spec){
         .source = positional[0],
         .target = positional[1],

@@ -1,5 +1,6 @@
 /* verb_inspect.c - what a container holds: shapes, formats, sizes, model id; with --deep every hash. */
 #include "app/output.h"
+#include "app/parse.h"
 #include "app/verbs.h"
 #include "base/budget.h"
 #include "base/options.h"
@@ -367,19 +368,10 @@ int app_verb_inspect(int argc, char **argv)
     inspect_options options = {0};
     md_container *container = NULL;
     const char *positional[1];
-    uint32_t positional_count;
     rt_err err = {0};
     int code;
 
-    switch (
-        rt_options_parse(&app_spec_inspect, argc, argv, &options, positional, &positional_count)) {
-    case RT_PARSE_HELP:
-        return APP_EXIT_OK;
-    case RT_PARSE_USAGE:
-        return APP_EXIT_USAGE;
-    case RT_PARSE_OK:
-        break;
-    }
+    if (!app_parse(&app_spec_inspect, argc, argv, &options, positional, NULL, &code)) return code;
     if (md_container_open(positional[0], &container, &err) != RT_OK) {
         fprintf(stderr, "moesaic inspect: %s\n", err.text);
         return APP_EXIT_FAILED;

@@ -1,6 +1,7 @@
 /* verb_plan.c - what a model needs and what a machine makes of it, before anything is downloaded. */
 #include "app/model_advice.h"
 #include "app/output.h"
+#include "app/parse.h"
 #include "app/plan_output.h"
 #include "app/verbs.h"
 #include "base/budget.h"
@@ -204,19 +205,11 @@ int app_verb_plan(int argc, char **argv)
         .session = APP_MODEL_OPTIONS_DEFAULT, .experts = "q4", .dense = "q8", .nodes = 1};
     kn_format experts = KN_Q4, dense = KN_Q8;
     const char *positional[1];
-    uint32_t positional_count;
     app_model model = {0};
     rt_err err = {0};
     int code;
 
-    switch (rt_options_parse(&app_spec_plan, argc, argv, &options, positional, &positional_count)) {
-    case RT_PARSE_HELP:
-        return APP_EXIT_OK;
-    case RT_PARSE_USAGE:
-        return APP_EXIT_USAGE;
-    case RT_PARSE_OK:
-        break;
-    }
+    if (!app_parse(&app_spec_plan, argc, argv, &options, positional, NULL, &code)) return code;
     if (zero_rate(&options) != NULL)
         return app_usage_error("plan", "%s: expected more than 0; leave it out for the default",
                                zero_rate(&options));

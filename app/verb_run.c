@@ -2,6 +2,7 @@
 #include "app/generation.h"
 #include "app/heat_file.h"
 #include "app/output.h"
+#include "app/parse.h"
 #include "app/run_output.h"
 #include "app/run_prompt.h"
 #include "app/session.h"
@@ -375,19 +376,11 @@ int app_verb_run(int argc, char **argv)
 {
     run_options options = {.model = APP_MODEL_OPTIONS_DEFAULT};
     const char *positional[1];
-    uint32_t positional_count;
     md_ids ids = {0};
     rt_err err = {0};
     int code;
 
-    switch (app_options_parse(&app_spec_run, argc, argv, &options, positional, &positional_count)) {
-    case RT_PARSE_HELP:
-        return APP_EXIT_OK;
-    case RT_PARSE_USAGE:
-        return APP_EXIT_USAGE;
-    case RT_PARSE_OK:
-        break;
-    }
+    if (!app_parse(&app_spec_run, argc, argv, &options, positional, NULL, &code)) return code;
     if (!check_options(&options, &ids, &err))
         code = app_usage_error("run", "%s", err.text);
     else

@@ -2,6 +2,7 @@
 #include "app/heat_file.h"
 #include "app/model_advice.h"
 #include "app/output.h"
+#include "app/parse.h"
 #include "app/sizing.h"
 #include "app/verbs.h"
 #include "base/budget.h"
@@ -436,20 +437,11 @@ int app_verb_status(int argc, char **argv)
 {
     status_options options = {.session = APP_MODEL_OPTIONS_DEFAULT};
     const char *positional[1];
-    uint32_t positional_count;
     status_report report = {0};
     rt_err err = {0};
     int code;
 
-    switch (
-        rt_options_parse(&app_spec_status, argc, argv, &options, positional, &positional_count)) {
-    case RT_PARSE_HELP:
-        return APP_EXIT_OK;
-    case RT_PARSE_USAGE:
-        return APP_EXIT_USAGE;
-    case RT_PARSE_OK:
-        break;
-    }
+    if (!app_parse(&app_spec_status, argc, argv, &options, positional, NULL, &code)) return code;
     if (look(positional[0], &options.session, &report, &err) != RT_OK)
         code = app_failed("status", options.json, err.text);
     else if (options.json ? print_json(&report) : print_text(&report))

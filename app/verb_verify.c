@@ -1,5 +1,6 @@
 /* verb_verify.c - a container against a reference run of another engine. */
 #include "app/output.h"
+#include "app/parse.h"
 #include "app/session.h"
 #include "app/verbs.h"
 #include "app/verifier.h"
@@ -176,20 +177,12 @@ int app_verb_verify(int argc, char **argv)
     app_session *session = NULL;
     app_verify_result result = {0};
     const char *positional[1];
-    uint32_t positional_count;
     rt_err err = {0};
     rt_status status;
     bool head, printed = true;
+    int code;
 
-    switch (
-        app_options_parse(&app_spec_verify, argc, argv, &options, positional, &positional_count)) {
-    case RT_PARSE_HELP:
-        return APP_EXIT_OK;
-    case RT_PARSE_USAGE:
-        return APP_EXIT_USAGE;
-    case RT_PARSE_OK:
-        break;
-    }
+    if (!app_parse(&app_spec_verify, argc, argv, &options, positional, NULL, &code)) return code;
     if (options.reference == NULL) {
         return app_usage_error("verify", "--reference DIR is required");
     }

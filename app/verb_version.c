@@ -1,5 +1,6 @@
 /* verb_version.c - what this binary is: version, ids, kernels, what is built in. */
 #include "app/output.h"
+#include "app/parse.h"
 #include "app/verbs.h"
 #include "base/options.h"
 #include "kernels/select.h"
@@ -46,16 +47,9 @@ static int print_json(void)
 int app_verb_version(int argc, char **argv)
 {
     version_options options = {0};
-    uint32_t positional_count;
+    int code;
 
-    switch (rt_options_parse(&app_spec_version, argc, argv, &options, NULL, &positional_count)) {
-    case RT_PARSE_HELP:
-        return APP_EXIT_OK;
-    case RT_PARSE_USAGE:
-        return APP_EXIT_USAGE;
-    case RT_PARSE_OK:
-        break;
-    }
+    if (!app_parse(&app_spec_version, argc, argv, &options, NULL, NULL, &code)) return code;
     if (options.json) return print_json();
     printf("moesaic %s\nnumerics id %d, conversion id %d, container version %d, protocol %d..%d\n",
            MOESAIC_VERSION, MD_NUMERICS_ID, MD_CONVERSION_ID, MD_CONTAINER_VERSION, TR_PROTOCOL_MIN,

@@ -385,6 +385,8 @@ def check_under_mpirun_a_wrong_option_is_told_once_by_whom_it_concerns():
     done = mpirun(3, moesaic, "run", model, "--ids", ids, "--chunk", "0x")
     want(done.returncode == 2 and done.stderr.count("--chunk") == 1 and "has a command line" not in done.stderr,
          "of all ranks: once", done)
+    done = mpirun(2, moesaic, "inspect", model, "--depp")
+    want(done.returncode == 2 and done.stderr.count("--depp") == 1, "of any verb", done)
     for prefix in ('set -- "$@" --chunk 0x', "export MOESAIC_CHUNK=0x"):
         done = mpirun(2, "sh", "-c", f'[ "$OMPI_COMM_WORLD_RANK" = 0 ] || {prefix}; exec "$@"', "sh",
                       moesaic, "run", model, "--ids", ids)

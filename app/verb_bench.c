@@ -141,7 +141,7 @@ static int run_selfcheck(const bench_options *options)
     int code = APP_EXIT_FAILED;
 
     if (status != RT_OK) {
-        fprintf(stderr, "moesaic bench: %s\n", err.text);
+        code = app_failed("bench", options->json, err.text);
     } else if (options->json) {
         if (app_json_print("bench", findings_json(&f)) && f.wrong == 0) code = APP_EXIT_OK;
     } else {
@@ -278,10 +278,8 @@ int app_verb_bench(int argc, char **argv)
 
     if (!app_parse(&app_spec_bench, argc, argv, &options, NULL, NULL, &code)) return code;
     if (options.selfcheck) return run_selfcheck(&options);
-    if (kn_select(options.kernels, &err) != RT_OK || measure_all(&options, &f, &err) != RT_OK) {
-        fprintf(stderr, "moesaic bench: %s\n", err.text);
-        return APP_EXIT_FAILED;
-    }
+    if (kn_select(options.kernels, &err) != RT_OK || measure_all(&options, &f, &err) != RT_OK)
+        return app_failed("bench", options.json, err.text);
     if (options.json)
         return app_json_print("bench", figures_json(&f)) ? APP_EXIT_OK : APP_EXIT_FAILED;
     print_figures(&f);

@@ -251,17 +251,6 @@ static json_t *describe(const md_container *container, const tally *sum)
         "packs", packs);
 }
 
-static int print_json(json_t *root)
-{
-    char *text = root == NULL ? NULL : json_dumps(root, JSON_COMPACT);
-
-    json_decref(root);
-    if (text == NULL) return APP_EXIT_FAILED;
-    printf("%s\n", text);
-    free(text);
-    return APP_EXIT_OK;
-}
-
 /* ---- deep ---- */
 
 /* A damaged record is read once more for its hash: other bytes than the first time, or the right ones,
@@ -358,7 +347,7 @@ static int inspect(const md_container *container, const inspect_options *options
         json_t *root = describe(container, &sum);
 
         if (damaged != NULL && root != NULL) (void)json_object_set_new(root, "damaged", damaged);
-        if (print_json(root) != APP_EXIT_OK) code = APP_EXIT_FAILED;
+        if (!app_json_print("inspect", root)) code = APP_EXIT_FAILED;
     }
     return code;
 }
@@ -372,10 +361,8 @@ int app_verb_inspect(int argc, char **argv)
     int code;
 
     if (!app_parse(&app_spec_inspect, argc, argv, &options, positional, NULL, &code)) return code;
-    if (md_container_open(positional[0], &container, &err) != RT_OK) {
-        fprintf(stderr, "moesaic inspect: %s\n", err.text);
-        return APP_EXIT_FAILED;
-    }
+    if (md_container_open(positional[0], &container, &err) != RT_OK)
+        return app_failed("inspect", options.json, err.text);
     code = inspect(container, &options);
     md_container_close(container);
     return code;

@@ -60,14 +60,18 @@ static void expect_byte(uint32_t peer, uint8_t byte)
     tr_buf_release(event.buf);
 }
 
-/* Tells every other rank that this one has come here, and waits for all of them. */
+/* No rank goes on before all have come here. By way of rank 0: were each to greet each, one that has met
+ * all others could send its next frame to one that still waits for a third. */
 static void meet(uint8_t byte)
 {
     uint32_t others = my_link->peer_count - 1;
     bool came[RANKS_MAX] = {false};
 
-    for (uint32_t peer = 0; peer <= others; peer++)
-        if (peer != rank) send_byte(peer, byte);
+    if (rank != 0) {
+        send_byte(0, byte);
+        expect_byte(0, byte);
+        return;
+    }
     for (uint32_t i = 0; i < others; i++) {
         tr_event event;
 
@@ -77,6 +81,8 @@ static void meet(uint8_t byte)
         came[event.peer] = true;
         tr_buf_release(event.buf);
     }
+    for (uint32_t peer = 1; peer <= others; peer++)
+        send_byte(peer, byte);
 }
 
 static int run_contract(void)
